@@ -1,5 +1,7 @@
 #include "base/json.h"
 
+#include <cmath>
+#include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <vector>
 
@@ -79,7 +81,82 @@ class Builder final : public nlohmann::json_sax<json> {
   json* member_ = nullptr;  // of the innermost object, for the value of its last key
 };
 
+// Reads Python's JSON and writes strict JSON.
+class StrictCopy {
+ public:
+  explicit StrictCopy(std::string_view text) : text_(text) { out_.reserve(text.size() + 16); }
+  std::string take() {
+    while (at_ < text_.size()) {
+      if (text_[at_] == '"') string();
+      else if (const size_t end = end_of_word(); end > at_) word(end);
+      else out_ += text_[at_++];
+    }
+    return std::move(out_);
+  }
+
+ private:
+  // The end of a number or of a name such as NaN.
+  size_t end_of_word() const {
+    size_t end = at_;
+    const auto belongs = [](char c) {
+      return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
+             c == '-' || c == '+' || c == '.';
+    };
+    while (end < text_.size() && belongs(text_[end])) ++end;
+    return end;
+  }
+  void word(size_t end) {
+    constexpr size_t kMostDigits = 18;  // of integers that always fit 64 bits
+    const std::string word(text_.substr(at_, end - at_));
+    at_ = end;
+    const bool is_number = word.find_first_not_of("0123456789-+.eE") == std::string::npos;
+    const bool is_integer = word.find_first_not_of("0123456789-") == std::string::npos;
+    if (word == "NaN" || word == "Infinity" || word == "-Infinity" ||
+        (is_number && std::isinf(std::strtod(word.c_str(), nullptr))))
+      out_ += "null";
+    else out_ += is_integer && word.size() > kMostDigits ? word + "e0" : word;
+  }
+  void string() {
+    out_ += text_[at_++];
+    while (at_ < text_.size() && text_[at_] != '"') {
+      const bool escape = text_[at_] == '\\' && at_ + 1 < text_.size();
+      if (const int64_t half = surrogate(at_); half != 0) {
+        const int64_t next = surrogate(at_ + 6);
+        const bool pair = half < 0xDC00 && next >= 0xDC00;
+        out_ += pair ? text_.substr(at_, 12) : std::string_view("\\ufffd");
+        at_ += pair ? 12 : 6;
+      } else {
+        out_ += text_.substr(at_, escape ? 2 : 1);
+        at_ += escape ? 2 : 1;
+      }
+    }
+    if (at_ < text_.size()) out_ += text_[at_++];
+  }
+  // The code of the escape \uD800 … \uDFFF at a position, 0 where there is none.
+  int64_t surrogate(size_t at) const {
+    if (at + 6 > text_.size() || text_[at] != '\\' || text_[at + 1] != 'u') return 0;
+    const std::string escape(text_.substr(at, 6));
+    if (escape.find_first_not_of("0123456789abcdefABCDEF", 2) != std::string::npos) return 0;
+    const int64_t code = std::strtol(escape.c_str() + 2, nullptr, 16);
+    return code >= 0xD800 && code < 0xE000 ? code : 0;
+  }
+
+  std::string_view text_;
+  size_t at_ = 0;
+  std::string out_;
+};
+
 }  // namespace
+
+std::string strict_json(std::string_view python_json) { return StrictCopy(python_json).take(); }
+
+nlohmann::json parse_python_json(std::string_view text, const std::string& source) {
+  try {
+    return parse_json(text, source);
+  } catch (const BadInput&) {
+    return parse_json(strict_json(text), source);
+  }
+}
 
 nlohmann::json parse_json(std::string_view text, const std::string& source) {
   Builder builder(source);

@@ -49,8 +49,12 @@ size_t dtype_bytes(const std::string& dtype, const std::string& where) {
       {"F64", 8},  {"I64", 8}, {"U64", 8}, {"F32", 4}, {"I32", 4}, {"U32", 4}, {"F16", 2},
       {"BF16", 2}, {"I16", 2}, {"U16", 2}, {"I8", 1},  {"U8", 1},  {"BOOL", 1}};
   const auto found = sizes.find(dtype);
-  if (found == sizes.end())
-    fail("{}safetensors has no dtype '{}'", where.empty() ? "" : where + ": ", dtype);
+  if (found == sizes.end()) {
+    std::vector<std::string> known;
+    for (const auto& [name, bytes] : sizes) known.push_back(name);
+    fail("{}the dtype {} is not supported; expected {}", where.empty() ? "" : where + ": ", dtype,
+         join(known, " or "));
+  }
   return found->second;
 }
 

@@ -27,12 +27,13 @@ std::vector<int32_t> without_separator(const Tokens& document, int64_t separator
 
 }  // namespace
 
-void adopt(const AdoptOptions& options) {
+int64_t adopt(const AdoptOptions& options) {
   const Tokenizer tokenizer(options.tokenizer);
   StoreWriter writer(
       options.store,
       {"sentencepiece", tokenizer.sha256(), tokenizer.vocab_size(), tokenizer.separator()},
       options.overwrite);
+  int64_t left_out = 0;
   for (const auto& [file, input] : input_files(options.files)) {
     if (file.extension() != ".idx")
       fail("{}: the .idx file of a pair .bin/.idx was expected", file.string());
@@ -40,6 +41,10 @@ void adopt(const AdoptOptions& options) {
     documents.verify(tokenizer.vocab_size());
     for (int64_t i = 0; i < documents.size(); ++i) {
       check_interrupt();
+      if (documents.document(i).size() == 0) {
+        ++left_out;
+        continue;
+      }
       const auto tokens = without_separator(documents.document(i), tokenizer.separator());
       const int64_t source = documents.source(i);
       writer.add(domain_of(file), split_of({file, file}), tokens,
@@ -49,6 +54,7 @@ void adopt(const AdoptOptions& options) {
   }
   writer.set_tokenizer_file(tokenizer.contents());
   writer.commit();
+  return left_out;
 }
 
 }  // namespace assay::data

@@ -12,11 +12,12 @@ struct AdoptOptions {
   fs::path tokenizer, store;
   bool overwrite = false;
 };
-// Copies the documents. The domain is the file's name up to its first dot, the split is what
-// split_of (data/reader.h) finds. A separator at the end of a document is kept once, a missing
-// one is added. The bytes of a document are those of its decoded text. Sources are kept where a
-// .sources file is next to the .idx file. BadInput when a file is damaged or a token is outside
-// the vocabulary; then nothing is left behind.
-void adopt(const AdoptOptions& options);
+// Copies the documents; those without a token are left out, and their number is returned. The
+// domain is the file's name up to its first dot, the split is what split_of (data/reader.h) finds.
+// A separator at the end of a document is kept once, a missing one is added. The bytes of a
+// document are those of its decoded text. Sources are kept where a .sources file is next to the
+// .idx file. BadInput when a file is damaged or a token is outside the vocabulary; then nothing is
+// left behind.
+int64_t adopt(const AdoptOptions& options);
 
 }  // namespace assay::data

@@ -309,11 +309,30 @@ class Preparation {
                                 missing_text()));
   }
 
+  void warn_of_broken_lines(std::vector<std::string>& out) const {
+    int64_t files = 0, lines = 0;
+    size_t first = 0;
+    for (size_t i = counts_.size(); i-- > 0;) {
+      if (counts_[i].broken_lines == 0) continue;
+      first = i;
+      ++files;
+      lines += counts_[i].broken_lines;
+    }
+    if (files > 0)
+      out.push_back(fmt::format(
+          "{} of {} files have broken lines, {} in all (the first: {}, {}). "
+          "Each line must hold one JSON object. "
+          "A compressed text is read as one if its name is as TEXT.txt.gz.",
+          files, files_.size(), lines, files_[first].path.string(),
+          counts_[first].first_broken_line));
+  }
+
   std::vector<std::string> warnings() const {
     std::vector<std::string> out;
     warn_of_splits(out);
     warn_of_unused_patterns(out);
     warn_of_files_without_text(out);
+    warn_of_broken_lines(out);
     std::vector<std::string> unused;
     for (size_t i = 0; i < files_.size(); ++i)
       if (counts_[i].unknown_domain && counts_[i].documents == 0)
@@ -358,6 +377,9 @@ class Preparation {
       if (const auto left_out = counts_[i].left_out(by_word_); !left_out.empty())
         source["left_out"] = left_out;
       sources.push_back(std::move(source));
+      if (all.first_broken_line.empty() && counts_[i].broken_lines > 0)
+        all.first_broken_line =
+            fmt::format("{}, {}", files_[i].path.string(), counts_[i].first_broken_line);
       all += counts_[i];
     }
     if (all.documents == 0)

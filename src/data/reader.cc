@@ -9,6 +9,7 @@
 #include "base/config.h"
 #include "base/error.h"
 #include "base/interrupt.h"
+#include "base/json.h"
 
 namespace assay::data {
 namespace {
@@ -118,6 +119,7 @@ ReadCounts& ReadCounts::operator+=(const ReadCounts& other) {
   documents += other.documents;
   bytes += other.bytes;
   broken_lines += other.broken_lines;
+  if (first_broken_line.empty()) first_broken_line = other.first_broken_line;
   without_text += other.without_text;
   invalid_utf8 += other.invalid_utf8;
   empty += other.empty;
@@ -135,7 +137,9 @@ std::string ReadCounts::left_out(bool by_word) const {
   auto part = [&](int64_t count, const char* what) {
     if (count) parts.push_back(fmt::format("{} {}", count, what));
   };
-  part(broken_lines, "broken lines");
+  part(broken_lines, broken_lines == 1 ? "broken line" : "broken lines");
+  if (!first_broken_line.empty() && broken_lines > 0)
+    parts.back() += fmt::format(" (the first: {})", first_broken_line);
   part(without_text, "without a string 'text'");
   part(invalid_utf8, "with invalid UTF-8");
   part(empty, "empty");
@@ -161,6 +165,53 @@ void BlockReader::fill() try {
   rest_.resize(size);
 } catch (const BadInput& error) {
   fail("{}: line {} or after it: {}; nothing was kept", file_.string(), line_, error.what());
+}
+
+namespace {
+
+// What a file is by its first bytes, if it cannot hold documents as this reader expects them.
+std::string_view foreign_format(std::string_view start) {
+  using namespace std::string_view_literals;
+  constexpr std::pair<std::string_view, std::string_view> kFormats[] = {
+      {"\x1f\x8b"sv, "a gzip stream"},
+      {"\x28\xb5\x2f\xfd"sv, "a zstd stream"},
+      {"\3757zXZ\0"sv,
+       "an xz stream"},
+      {"\x04\x22\x4d\x18"sv, "an lz4 stream"},
+      {"PK\x03\x04"sv, "a zip archive"},
+      {"7z\xbc\xaf\x27\x1c"sv, "a 7z archive"},
+      {"Rar!\x1a\x07"sv, "a rar archive"},
+      {"PAR1\x15"sv, "a Parquet table"},
+      {"ARROW1\0"sv, "an Arrow table"},
+      {"%PDF-"sv, "a PDF document"}};
+  for (const auto& [magic, name] : kFormats)
+    if (start.starts_with(magic)) return name;
+  const auto at = [&](size_t place) { return start.substr(std::min(start.size(), place)); };
+  if (start.starts_with("BZh") && at(4).starts_with("1AY&SY")) return "a bzip2 stream";
+  const bool tar = at(257).starts_with("ustar\0"sv) || at(257).starts_with("ustar  \0"sv);
+  return tar ? "a tar archive" : "";
+}
+
+}  // namespace
+
+void BlockReader::check_first_bytes() const {
+  if (const std::string_view format = foreign_format(rest_); !format.empty())
+    fail(
+        "{}: holds {}. Text and JSON Lines are read, "
+        "plain or compressed in a file whose name ends in .zst or .gz. "
+        "Unpack or convert it first; nothing was kept.",
+        file_.string(), format);
+  if (!json_) return;
+  std::string_view start = rest_;
+  if (start.starts_with("\xEF\xBB\xBF")) start.remove_prefix(3);
+  start.remove_prefix(std::min(start.find_first_not_of(" \t\r\n"), start.size()));
+  const std::string_view line = start.substr(0, start.find('\n'));
+  const bool list = start.starts_with('['), several = start.size() > line.size();
+  if (list || (several && line.find_first_not_of("{ \t\r") == std::string_view::npos))
+    fail(
+        "{}: holds a JSON {}, but one object per line is expected: "
+        "{{\"text\": …}}. `jq -c {} FILE > FILE.jsonl` writes it so; nothing was kept.",
+        file_.string(), list ? "list" : "object over several lines", list ? "'.[]'" : ".");
 }
 
 // Reads on until rest_ holds a whole line or document. Returns where the last one ends; 0 at the
@@ -190,6 +241,10 @@ void BlockReader::skip() {
 
 bool BlockReader::next(Block& block) {
   size_t end;
+  if (!any_) {
+    fill();
+    check_first_bytes();
+  }
   while ((end = whole()) == 0) {
     if (rest_.empty() && !json_ && !any_) ++counts_.empty;
     any_ = true;
@@ -235,10 +290,23 @@ void add_string_fields(simdjson::dom::element at, const std::string& path,
   }
 }
 
+// The value of a key; false without one. Of equal keys the last one counts, as in Python.
+bool find(simdjson::dom::element at, std::string_view name, simdjson::dom::element& value) {
+  simdjson::dom::object object;
+  if (at.get_object().get(object)) return false;
+  bool found = false;
+  for (const auto& [key, of_key] : object) {
+    if (key != name) continue;
+    value = of_key;
+    found = true;
+  }
+  return found;
+}
+
 // The string that a document holds at a field, "" when there is none.
 std::string_view string_at(simdjson::dom::element at, const std::vector<std::string>& levels) {
   const bool found =
-      std::ranges::all_of(levels, [&](const std::string& level) { return !at[level].get(at); });
+      std::ranges::all_of(levels, [&](const std::string& level) { return find(at, level, at); });
   std::string_view text;
   if (!found || levels.empty() || at.get_string().get(text)) return "";
   return text;
@@ -249,6 +317,7 @@ std::string_view string_at(simdjson::dom::element at, const std::vector<std::str
 struct DocumentParser::Parser {
   std::vector<std::string> domain, source;  // the levels of the fields
   simdjson::dom::parser json;
+  std::string strict;  // the last line that is not strict JSON, made strict
   bool last_is_json = false;
   std::vector<std::string> fields_without_text;
 };
@@ -296,19 +365,25 @@ std::optional<Document> DocumentParser::next(const Block& block, Lines& lines, R
 
 std::optional<Document> DocumentParser::parse_line(std::string_view line, size_t room,
                                                    int64_t number, ReadCounts& counts) {
-  simdjson::dom::element root;
+  simdjson::dom::element root, value;
   const bool padded = room >= line.size() + simdjson::SIMDJSON_PADDING;
-  const auto error = parser_->json.parse(line.data(), line.size(), !padded).get(root);
+  auto error = parser_->json.parse(line.data(), line.size(), !padded).get(root);
   std::string_view text;
   if (error == simdjson::UTF8_ERROR) {
     ++counts.invalid_utf8;
     return std::nullopt;
   }
+  if (error) {
+    parser_->strict = strict_json(line);
+    if (parser_->strict != line) error = parser_->json.parse(parser_->strict).get(root);
+  }
   if (error || !root.is_object()) {
-    ++counts.broken_lines;
+    if (counts.broken_lines++ == 0)
+      counts.first_broken_line = fmt::format(
+          "line {}: {}", number, error ? simdjson::error_message(error) : "not a JSON object");
     return std::nullopt;
   }
-  if (root["text"].get_string().get(text)) {
+  if (!find(root, "text", value) || value.get_string().get(text)) {
     ++counts.without_text;
     if (parser_->fields_without_text.empty())
       add_string_fields(root, "", parser_->fields_without_text);

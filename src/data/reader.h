@@ -1,7 +1,7 @@
 #pragma once
 // Corpora: JSON Lines (.jsonl, .json; one object a line with "text") and text files (a file a
 // document), each plain, .zst or .gz. A file is read in blocks of whole lines by one thread; blocks
-// are taken apart by many.
+// are taken apart by many. A line may be what Python's json module writes (base/json.h).
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -49,6 +49,7 @@ struct ReadCounts {
   int64_t documents = 0, bytes = 0;  // bytes: UTF-8 bytes of text
   int64_t broken_lines = 0, without_text = 0, invalid_utf8 = 0, empty = 0, too_long = 0,
           unknown_domain = 0;
+  std::string first_broken_line;  // "line 7: " and what is wrong; "" without broken lines
   void fields(auto&& field) {
     field("documents", documents);
     field("bytes", bytes);
@@ -60,8 +61,9 @@ struct ReadCounts {
     field("unknown_domain", unknown_domain);
   }
   ReadCounts& operator+=(const ReadCounts& other);
-  // "3 broken lines, 1 empty", "" when nothing was. `by_word`: whether the tokenizer encodes word
-  // by word (data/word_encoder.h), which decides how long a document may be.
+  // "3 broken lines (the first: line 7: not a JSON object), 1 empty", "" when nothing was.
+  // `by_word`: whether the tokenizer encodes word by word (data/word_encoder.h), which decides how
+  // long a document may be.
   std::string left_out(bool by_word = true) const;
   int64_t all_left_out() const;
 };
@@ -70,7 +72,8 @@ struct ReadCounts {
 class BlockReader {
  public:
   explicit BlockReader(const fs::path& file);  // BadInput when it cannot be opened
-  // False at the end. BadInput with file and line when the file is cut off or corrupt
+  // False at the end. BadInput with file and line when the file is cut off or corrupt, and when its
+  // first bytes are those of an archive, of another format or of JSON over several lines.
   bool next(Block& block);
   size_t consumed() const { return source_->consumed(); }
   // What the parser does not see: too_long, and a text file without a byte as empty.
@@ -78,6 +81,7 @@ class BlockReader {
 
  private:
   void fill();
+  void check_first_bytes() const;
   size_t whole();
   void skip();
   fs::path file_;

@@ -188,8 +188,7 @@ void Documents::verify(int64_t vocabulary) const {
   for (int64_t i = 0; i < sequences_; ++i)
     if (offset(i + 1) - offset(i) != width_ * int64_t{load<int32_t>(lengths + 4 * i)})
       fail("{}.idx: length and offsets of sequence {} disagree", stem_.string(), i);
-  for (int64_t i = 0; i < documents_; ++i)
-    if (document(i).size() < 1) fail("{}.idx: document {} is empty", stem_.string(), i);
+  for (int64_t i = 0; i < documents_; ++i) document(i);  // throws if its end is before its begin
   verify_sources();
   const Tokens all = stream();
   for (int64_t i = 0; i < all.size(); ++i)
@@ -279,7 +278,11 @@ void TokenStore::verify() const {
   if (tokenizer_.kind != "none") check("tokenizer.model", tokenizer_.sha256);
   for (const Part& part : parts_) {
     for (const auto& [suffix, file] : part.files) check(part.stem() + "." + suffix, file.sha256);
-    documents(part.domain, part.split).verify(vocab_size());
+    const Documents& its = documents(part.domain, part.split);
+    its.verify(vocab_size());
+    for (int64_t i = 0; i < its.size(); ++i)
+      if (its.document(i).size() < 1)
+        fail("{}.idx: document {} is empty", (folder_ / part.stem()).string(), i);
   }
 }
 

@@ -73,7 +73,7 @@ class Documents {
   // Tokens offset … offset + count − 1 of the stream. BadInput with file and position for an id
   // outside the vocabulary, so that ids may be used as indices.
   void read(int64_t offset, int64_t count, int64_t* out) const;
-  // Checks all offsets, lengths, ids and sources; BadInput at the first that is wrong.
+  // Checks offsets, lengths, ids, sources; BadInput at the first wrong one. Empty documents pass.
   void verify(int64_t vocabulary) const;
 
  private:

@@ -1,6 +1,7 @@
 #pragma once
 // Families of models in Hugging Face's layout: what their settings and tensors are called here. A
 // file a family.
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -57,6 +58,8 @@ class Settings {
   std::string place(const std::string& key) const { return fmt::format("{}: '{}'", where_, key); }
   // Only these values are understood; absent or null will do too. BadInput names key and value.
   void expect(const std::string& key, const std::vector<nlohmann::json>& understood) const;
+  // Only these keys have values other than null. BadInput names the first of the others.
+  void expect_only(const std::vector<std::string>& understood) const;
   bool has(const std::string& key) const {
     return values_.contains(key) && !values_.at(key).is_null();
   }
@@ -124,6 +127,7 @@ struct Family {
   std::vector<Value> (*values)(const Settings&);
   nlohmann::json (*config)(const Expanded&);  // what transformers reads
   std::vector<Rule> (*rules)(const Expanded&);
+  std::map<std::string, std::string> renamed = {};  // older names of their tensors, and the newer
 };
 Registry<Family>& families();
 

@@ -23,6 +23,13 @@ void Settings::expect(const std::string& key, const std::vector<nlohmann::json>&
        values_.at(key).dump(), words.empty() ? "" : "; expected ", join(words, " or "));
 }
 
+void Settings::expect_only(const std::vector<std::string>& understood) const {
+  for (const auto& [key, value] : values_.items())
+    if (!value.is_null() && std::ranges::find(understood, key) == understood.end())
+      fail("{}: '{}' = {} is not supported{}. Nothing was written.", where_, key, value.dump(),
+           did_you_mean(key, understood));
+}
+
 Settings Settings::child(const std::string& key) const {
   if (has(key)) check(key, values_.at(key).is_object(), "an object");
   return {has(key) ? values_.at(key) : nlohmann::json::object(), where_ + ": " + key};
@@ -109,8 +116,7 @@ std::vector<std::string> families_of(const ModelSpec& spec, const std::string& a
     reasons += fmt::format("\n  {}: {}", name, reason);
   }
   if (fitting.empty())
-    fail("no known Hugging Face layout fits this model:{}\nNothing was written.",
-         reasons);
+    fail("no known Hugging Face layout fits this model:{}\nNothing was written.", reasons);
   return fitting;
 }
 
@@ -199,6 +205,14 @@ int64_t total_share(const Rule& rule) {
   return total;
 }
 
+// The names without what torch.compile and DistributedDataParallel put before all of them.
+NamedTensors without_wrappers(NamedTensors tensors) {
+  for (const std::string prefix : {"module.", "_orig_mod.", "module."})
+    if (std::ranges::all_of(tensors, [&](const auto& t) { return t.first.starts_with(prefix); }))
+      for (auto& [name, tensor] : tensors) name.erase(0, prefix.size());
+  return tensors;
+}
+
 // Their tensors by the names of the whole model, without those that no model uses.
 std::map<std::string, at::Tensor> whole_names(const Family& family, const NamedTensors& theirs,
                                               const std::string& where) {
@@ -210,7 +224,12 @@ std::map<std::string, at::Tensor> whole_names(const Family& family, const NamedT
           return std::regex_search(name, std::regex("(" + ending + ")$"));
         }))
       continue;
-    const std::string whole = bare && name != "lm_head.weight" ? family.prefix + name : name;
+    if (!tensor.is_floating_point())
+      fail("{}: tensor '{}' holds {}, expected floating-point numbers", where, name,
+           c10::toString(tensor.scalar_type()));
+    std::string whole = bare && name != "lm_head.weight" ? family.prefix + name : name;
+    if (const auto newer = family.renamed.find(whole); newer != family.renamed.end())
+      whole = newer->second;
     if (!found.emplace(whole, tensor).second) fail("{}: tensor '{}' occurs twice", where, whole);
   }
   return found;
@@ -240,6 +259,15 @@ class Taken {
         fail("{}: {} do not fit config.json and one another", where_,
              names_and_shapes(rule, parts));
     return parts.size() == 1 ? parts[0].contiguous() : at::cat(parts);
+  }
+
+  // Of an embedding and a tied head, one may be stored for both, with either name.
+  void name_tied_embedding(const std::string& embedding) {
+    if (tensors_.contains(embedding)) return;
+    if (auto head = tensors_.extract("lm_head.weight")) {
+      head.key() = embedding;
+      tensors_.insert(std::move(head));
+    }
   }
 
   // A tied head may be stored again; it must then be the embedding.
@@ -326,8 +354,14 @@ std::vector<fs::path> shards(const fs::path& index) {
 
 NamedTensors load_weights(const fs::path& folder) {
   NamedTensors tensors;
+  std::map<std::string, fs::path> files;
   for (const fs::path& file : hugging_face_weights(folder))
-    for (auto& tensor : load_tensors(file)) tensors.push_back(std::move(tensor));
+    for (auto& tensor : load_tensors(file)) {
+      const auto [first, is_new] = files.emplace(tensor.first, file);
+      if (!is_new)
+        fail("{}: tensor '{}' is in {}, too", file.string(), tensor.first, first->second.string());
+      tensors.push_back(std::move(tensor));
+    }
   return tensors;
 }
 
@@ -366,16 +400,18 @@ nlohmann::json hugging_face_config(const ModelSpec& spec, const std::string& lay
   return config;
 }
 
-NamedTensors from_hugging_face(const ModelSpec& spec, const NamedTensors& theirs,
+NamedTensors from_hugging_face(const ModelSpec& spec, const NamedTensors& stored,
                                const std::string& where) {
+  const NamedTensors theirs = without_wrappers(stored);
   if (spec.config.num_layers > int64_t(theirs.size()))
     fail("{}: holds {} tensors, too few for the {} layers of config.json", where, theirs.size(),
          spec.config.num_layers);
   const Family& family = family_of(spec, theirs);
   Taken tensors(whole_names(family, theirs, where), where);
+  const std::vector<Rule> rules = family.rules(Expanded(spec));
+  if (spec.config.tie_embeddings) tensors.name_tied_embedding(rules.front().theirs.front().name);
   NamedTensors ours;
-  for (const Rule& rule : family.rules(Expanded(spec)))
-    ours.emplace_back(rule.ours, tensors.take(rule));
+  for (const Rule& rule : rules) ours.emplace_back(rule.ours, tensors.take(rule));
   const at::Tensor& embedding = ours.front().second;
   if (spec.config.tie_embeddings) tensors.drop_tied_head(embedding);
   tensors.expect_all_taken();

@@ -6,12 +6,14 @@ namespace assay::exchange {
 namespace {
 
 Value rope_base(const Settings& s) {
-  s.expect("rope_scaling", {});
   s.expect("partial_rotary_factor", {1.0});
-  // Transformers 5; before, rope_theta stood at the top
-  const Settings rope = s.child("rope_parameters");
-  rope.expect("rope_type", {"default"});
+  // Transformers 5; before, rope_theta was at the top, next to rope_scaling
+  const Settings rope = s.child("rope_parameters"), scaling = s.child("rope_scaling");
+  for (const Settings& settings : {rope, scaling})
+    for (const char* kind : {"rope_type", "type"}) settings.expect(kind, {"default"});
   rope.expect("partial_rotary_factor", {1.0});
+  rope.expect_only({"rope_theta", "rope_type", "type", "partial_rotary_factor"});
+  scaling.expect_only({"rope_type", "type"});
   const std::string ours = "attention.rope_base";
   return rope.has("rope_theta") ? rope.as<double>(ours, "rope_theta")
                                 : s.as<double>(ours, "rope_theta", 10000);

@@ -4,6 +4,10 @@
 namespace assay::exchange {
 namespace {
 
+// Checkpoints of mamba_ssm, which transformers renames, too.
+const std::map<std::string, std::string> kOlderNames = {
+    {"backbone.embedding.weight", "backbone.embeddings.weight"}};
+
 // `same`: tensors of a mixer that have one name here and there.
 std::vector<Rule> model_rules(const Expanded& m, std::vector<std::string> same) {
   std::vector<Rule> out = {{"embedding", {{"backbone.embeddings.weight"}}},
@@ -93,7 +97,8 @@ const bool mamba = families().add("mamba", {.prefix = "backbone.",
                                             .requires_ = requirements("mamba1", {}),
                                             .values = mamba_values,
                                             .config = mamba_config,
-                                            .rules = mamba_rules});
+                                            .rules = mamba_rules,
+                                            .renamed = kOlderNames});
 
 // ---- mamba2 ----
 
@@ -154,9 +159,11 @@ const bool mamba2 =
                               .requires_ = requirements("mamba2", {{"mamba2.norm", {"true"}}}),
                               .values = mamba2_values,
                               .config = mamba2_config,
-                              .rules = [](const Expanded& m) {
-                                return model_rules(m, {"dt_bias", "norm.weight"});
-                              }});
+                              .rules =
+                                  [](const Expanded& m) {
+                                    return model_rules(m, {"dt_bias", "norm.weight"});
+                                  },
+                              .renamed = kOlderNames});
 
 }  // namespace
 }  // namespace assay::exchange

@@ -58,7 +58,9 @@ nlohmann::json config(const Expanded& m) {
           {"num_experts", 0},
           {"num_hidden_layers", layers},
           {"rms_norm_eps", m.get<double>("norm_eps")},
-          {"tie_word_embeddings", m.get<bool>("tie_embeddings")}};
+          {"tie_word_embeddings", m.get<bool>("tie_embeddings")},
+          // With a cache, transformers 5.24 needs an attention layer, and there is none here
+          {"use_cache", false}};
 }
 
 std::vector<Rule> rules(const Expanded& m) {

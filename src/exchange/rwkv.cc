@@ -53,6 +53,17 @@ void add_norm(std::vector<Rule>& out, const std::string& ours, const std::string
 
 // ---- rwkv7 of flash-linear-attention ----
 
+// fla computes a rank that is null from the width, and its versions do so in different ways.
+Value fla_rank(const Settings& s, const std::string& ours, const std::string& theirs,
+               const std::string& lora) {
+  if (!s.has(theirs))
+    fail(
+        "{} is missing or null. Write the number of rows of 'attn.{}.lora.0.weight' there. "
+        "Nothing was written.",
+        s.place(theirs), lora);
+  return s.as<int64_t>(ours, theirs);
+}
+
 std::vector<Value> fla_values(const Settings& s) {
   s.expect("attn", {});
   s.expect("hidden_act", {"sqrelu"});
@@ -69,10 +80,10 @@ std::vector<Value> fla_values(const Settings& s) {
                        s.as<bool>("tie_embeddings", "tie_word_embeddings", false),
                        s.as<int64_t>("rwkv7_channel_mix.d_ff", "intermediate_size", hidden),
                        {"rwkv7.num_heads", heads_of(width, head_dim), s.place("head_dim")},
-                       s.as<int64_t>("rwkv7.decay_rank", "decay_low_rank_dim"),
-                       s.as<int64_t>("rwkv7.rate_rank", "a_low_rank_dim"),
-                       s.as<int64_t>("rwkv7.value_rank", "v_low_rank_dim"),
-                       s.as<int64_t>("rwkv7.gate_rank", "gate_low_rank_dim"),
+                       fla_rank(s, "rwkv7.decay_rank", "decay_low_rank_dim", "w_lora"),
+                       fla_rank(s, "rwkv7.rate_rank", "a_low_rank_dim", "a_lora"),
+                       fla_rank(s, "rwkv7.value_rank", "v_low_rank_dim", "v_lora"),
+                       fla_rank(s, "rwkv7.gate_rank", "gate_low_rank_dim", "g_lora"),
                        {"rwkv7.norm_eps", double(head_dim) * eps, s.place("norm_eps")}});
 }
 

@@ -99,9 +99,9 @@ class Exchange final : public Reply, public std::enable_shared_from_this<Exchang
   std::atomic<bool> gone_ = false, ended_ = false;
 
  public:
-  asio::steady_timer changed;  // cancelled when there is something to write
-  int status = 0;              // 0: nothing was said yet
-  std::string content_type, allow;
+  asio::steady_timer changed;               // cancelled when there is something to write
+  int status = 0;                           // 0: nothing was said yet
+  std::string content_type, allow, origin;  // origin: of the page that may read the answer
   std::deque<std::string> pieces;
   size_t backlog = 0;  // bytes of `pieces`
   bool streams = false, finished = false, only_head = false;
@@ -148,6 +148,8 @@ struct HttpServer::Parts {
   asio::awaitable<void> tick(const std::function<void()>& work);
   asio::awaitable<void> serve(tcp::socket socket);
   asio::awaitable<bool> serve_one(beast::tcp_stream& stream, beast::flat_buffer& buffer);
+  static bool skip_empty_lines(beast::flat_buffer& buffer);
+  bool is_allowed(const std::string& origin, const std::string& host) const;
   asio::awaitable<bool> answer(beast::tcp_stream& stream,
                                const http::request<http::string_body>& request);
   asio::awaitable<bool> write_answer(beast::tcp_stream& stream, Exchange& exchange, bool keep_alive,
@@ -219,6 +221,25 @@ asio::awaitable<void> HttpServer::Parts::serve(tcp::socket socket) try {
   std::fputs(fmt::format("assay: a connection failed: {}\n", error.what()).c_str(), stderr);
 }
 
+// Empty lines before a request are passed over [RFC 9112, 2.2]. True when a request has begun.
+bool HttpServer::Parts::skip_empty_lines(beast::flat_buffer& buffer) {
+  const auto starts_with = [&](std::string_view text) {
+    const auto data = buffer.data();
+    return std::string_view(static_cast<const char*>(data.data()), data.size()).starts_with(text);
+  };
+  while (starts_with("\r\n")) buffer.consume(2);
+  return buffer.size() > 1 || (buffer.size() == 1 && !starts_with("\r"));
+}
+
+// Whether a page of `origin` may use this server. The server's own page has the origin of `host`.
+bool HttpServer::Parts::is_allowed(const std::string& origin, const std::string& host) const {
+  const auto listed = [&](const std::string& text) {
+    return std::ranges::count(options.allowed_origins, text) > 0;
+  };
+  return origin.empty() || origin == "http://" + host || origin == "https://" + host ||
+         listed(origin) || listed("*");
+}
+
 // Reads one request and answers it; false: the connection ends.
 asio::awaitable<bool> HttpServer::Parts::serve_one(beast::tcp_stream& stream,
                                                    beast::flat_buffer& buffer) {
@@ -227,12 +248,12 @@ asio::awaitable<bool> HttpServer::Parts::serve_one(beast::tcp_stream& stream,
   parser.body_limit(uint64_t(options.largest_body));
   // An idle connection may wait longer than a request that has begun.
   stream.expires_after(seconds(buffer.size() > 0 ? options.timeout : options.idle_timeout));
-  if (buffer.size() == 0) {
+  while (!skip_empty_lines(buffer)) {
     const auto [error, size] = co_await stream.async_read_some(buffer.prepare(4096), kAwait);
     if (error) co_return false;
     buffer.commit(size);
-    stream.expires_after(seconds(options.timeout));
   }
+  stream.expires_after(seconds(options.timeout));
   auto [error, size] = co_await http::async_read_header(stream, buffer, parser, kAwait);
   if (!error && beast::iequals(parser.get()[http::field::expect], "100-continue")) {
     const std::string go_on = "HTTP/1.1 100 Continue\r\n\r\n";
@@ -276,7 +297,7 @@ http::response<http::string_body> HttpServer::Parts::response(int status, const 
                                                               std::string body, bool keep_alive,
                                                               unsigned version) const {
   http::response<http::string_body> out(http::status(status), version);
-  out.set(http::field::content_type, type);
+  if (!type.empty()) out.set(http::field::content_type, type);
   out.set(http::field::cache_control, "no-store");
   if (status == 429 || status == 503) out.set(http::field::retry_after, "1");
   if (status == 401) out.set(http::field::www_authenticate, "Bearer");
@@ -304,12 +325,29 @@ asio::awaitable<bool> HttpServer::Parts::answer(beast::tcp_stream& stream,
                     .path = std::string(request.target()),
                     .authorization = std::string(request[http::field::authorization]),
                     .body = request.body()};
+  // "http://host/path", as to a proxy [RFC 9112, 3.2.2]
+  if (const size_t scheme = plain.path.find("://");
+      !plain.path.starts_with('/') && scheme != std::string::npos)
+    plain.path.erase(0, std::min(plain.path.find_first_of("/?", scheme + 3), plain.path.size()));
+  if (!plain.path.starts_with('/') && plain.path != "*") plain.path.insert(0, "/");
   plain.path = plain.path.substr(0, plain.path.find('?'));
-  if (std::ranges::count(options.quick_paths, plain.path)) handler(std::move(plain), reply());
-  else
+  const std::string origin(request[http::field::origin]);
+  const bool allowed = is_allowed(origin, std::string(request[http::field::host]));
+  if (allowed) exchange->origin = origin;
+  if (!allowed) {
+    const auto text = fmt::format(
+        "pages of {} may not use this server; `assay serve --allow-origin` allows it", origin);
+    exchange->send(403, "application/json", error_body(403, text), "");
+  } else if (!origin.empty() && request.method() == http::verb::options &&
+             !request[http::field::access_control_request_method].empty()) {
+    exchange->send(204, "", "", "");  // a browser asks before it sends the request
+  } else if (std::ranges::count(options.quick_paths, plain.path)) {
+    handler(std::move(plain), reply());
+  } else {
     asio::post(handlers, [this, plain = std::move(plain), reply = reply()]() mutable {
       handler(std::move(plain), std::move(reply));
     });
+  }
   stream.expires_never();
   const bool keep_alive = request.keep_alive() && !draining;
   const auto done = co_await (write_answer(stream, *exchange, keep_alive, request.version()) ||
@@ -331,6 +369,17 @@ asio::awaitable<void> HttpServer::Parts::client_closes(tcp::socket& socket) {
   }
 }
 
+// Lets a browser give the answer to a page of `origin` [Fetch Standard, 3.3].
+void set_origin(auto& response, const std::string& origin) {
+  if (origin.empty()) return;
+  response.set(http::field::access_control_allow_origin, origin);
+  response.set(http::field::vary, "Origin");
+  if (response.result() != http::status::no_content) return;
+  response.set(http::field::access_control_allow_methods, "GET, POST");
+  response.set(http::field::access_control_allow_headers, "authorization, content-type");
+  response.set(http::field::access_control_max_age, "600");
+}
+
 // Writes what the handler says; false if the connection failed.
 asio::awaitable<bool> HttpServer::Parts::write_answer(beast::tcp_stream& stream, Exchange& exchange,
                                                       bool keep_alive, unsigned version) {
@@ -343,6 +392,7 @@ asio::awaitable<bool> HttpServer::Parts::write_answer(beast::tcp_stream& stream,
   auto whole = response(exchange.status, exchange.content_type, std::move(exchange.pieces.front()),
                         keep_alive, version);
   if (!exchange.allow.empty()) whole.set(http::field::allow, exchange.allow);
+  set_origin(whole, exchange.origin);
   // A large answer takes its time, so every part of it must progress, and not the whole.
   http::response_serializer<http::string_body> serializer(whole);
   serializer.split(exchange.only_head);
@@ -362,6 +412,7 @@ asio::awaitable<bool> HttpServer::Parts::write_stream(beast::tcp_stream& stream,
   head.set(http::field::cache_control, "no-store");
   head.keep_alive(keep_alive && chunked);
   head.chunked(chunked);
+  set_origin(head, exchange.origin);
   http::response_serializer<http::empty_body> serializer(head);
   stream.expires_after(seconds(options.timeout));
   const auto [failed, written] = co_await http::async_write_header(stream, serializer, kAwait);

@@ -43,6 +43,9 @@ struct HttpOptions {
   // Requests of these paths never wait for others: their handler must return soon, because it
   // runs on the thread of the connections.
   std::vector<std::string> quick_paths;
+  // Origins ("https://example.org") whose pages may send requests from a browser; "*": all. Pages
+  // of other origins than these and the server's own get status 403.
+  std::vector<std::string> allowed_origins;
 };
 
 class HttpServer {

@@ -89,36 +89,6 @@ class PythonParser {
       wrong();
     }
   }
-  char32_t hexadecimal(int digits) {
-    const std::string code = text_.substr(at_ + 1, size_t(digits));
-    if (code.size() != size_t(digits) ||
-        code.find_first_not_of("0123456789abcdefABCDEF") != std::string::npos)
-      wrong();
-    at_ += size_t(digits);
-    return char32_t(std::stoul(code, nullptr, 16));
-  }
-  std::string escaped() {
-    switch (text_[at_]) {
-      case 'n':
-        return "\n";
-      case 't':
-        return "\t";
-      case 'r':
-        return "\r";
-      case 'x':
-        return utf8(std::u32string(1, hexadecimal(2)));
-      case 'u':
-        return utf8(std::u32string(1, hexadecimal(4)));
-      case 'U':
-        return utf8(std::u32string(1, hexadecimal(8)));
-      case '\\':
-      case '\'':
-      case '"':
-        return std::string(1, text_[at_]);
-      default:
-        return std::string("\\") + text_[at_];
-    }
-  }
   Json string() {
     const char quote = text_[at_++];
     std::string out;
@@ -128,7 +98,7 @@ class PythonParser {
         continue;
       }
       ++at_;
-      out += escaped();
+      out += unescaped(text_, at_);
     }
     if (at_ >= text_.size()) wrong();
     ++at_;
@@ -265,7 +235,7 @@ std::vector<Json> read_documents(const fs::path& folder, const std::string& name
     begin = end + 1;
     ++line;
     if (row.find_first_not_of(" \t\r") == std::string_view::npos) continue;
-    Json document = parse_json(row, fmt::format("{}:{}", file.string(), line));
+    Json document = parse_python_json(row, fmt::format("{}:{}", file.string(), line));
     if (!document.is_object()) fail("{}:{}: not a JSON object", file.string(), line);
     documents.push_back(std::move(document));
   }

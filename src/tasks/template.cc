@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <map>
 
 #include "base/error.h"
 #include "tasks/text.h"
@@ -51,10 +52,32 @@ std::string joined(const Json& list, const std::string& separator) {
   return out;
 }
 
+// As in Python, where true is 1 and false is 0.
+bool equal(const Json& a, const Json& b) {
+  if (a.is_boolean() && !b.is_boolean()) return equal(a.get<bool>() ? 1 : 0, b);
+  if (b.is_boolean() && !a.is_boolean()) return equal(b, a);
+  if (a.is_array() && b.is_array()) return std::ranges::equal(a, b, equal);
+  if (!a.is_object() || !b.is_object()) return a == b;
+  return a.size() == b.size() && std::ranges::all_of(a.items(), [&](const auto& item) {
+           return b.contains(item.key()) && equal(item.value(), b[item.key()]);
+         });
+}
+
+// a < b of two numbers or two strings.
+bool less(const Json& a, const Json& b) {
+  const auto number = [](const Json& x) {
+    return x.is_boolean() ? Json(x.get<bool>() ? 1 : 0) : x;
+  };
+  const bool numbers = number(a).is_number() && number(b).is_number();
+  if (!numbers && !(a.is_string() && b.is_string()))
+    fail("{} and {} have no order", kind_of(a), kind_of(b));
+  return number(a) < number(b);
+}
+
 int64_t index_in(const Json& container, const Json& wanted) {
   if (container.is_array()) {
     for (size_t i = 0; i < container.size(); ++i)
-      if (container[i] == wanted) return int64_t(i);
+      if (equal(container[i], wanted)) return int64_t(i);
   } else {
     const std::string& text = string_of(container, "index");
     const size_t found = text.find(string_of(wanted, "index"));
@@ -69,7 +92,9 @@ bool contains(const Json& container, const Json& wanted) {
            std::string::npos;
   if (container.is_object())
     return wanted.is_string() && container.contains(wanted.get<std::string>());
-  return std::ranges::find(container, wanted) != container.end();
+  if (!container.is_array())
+    fail("in needs a string, a list or a table, not {}", kind_of(container));
+  return std::ranges::any_of(container, [&](const Json& x) { return equal(x, wanted); });
 }
 
 Json slice(const Json& value, const Json& from, const Json& to) {
@@ -111,6 +136,32 @@ const std::string& argument(const Arguments& given, size_t i, const std::string&
   return string_of(given[i], name);
 }
 
+// The numbers of arguments that a method or filter can have. Python allows some of them more.
+struct Arity {
+  size_t least, most;
+};
+const std::map<std::string, Arity> kMethods = {
+    {"strip", {0, 1}},    {"lstrip", {0, 1}},  {"rstrip", {0, 1}},     {"lower", {0, 0}},
+    {"upper", {0, 0}},    {"replace", {2, 3}}, {"capitalize", {0, 0}}, {"startswith", {1, 1}},
+    {"endswith", {1, 1}}, {"split", {0, 2}},   {"index", {1, 1}},      {"find", {1, 1}},
+    {"count", {1, 1}}};
+const std::map<std::string, Arity> kFilters = {
+    {"length", {0, 0}}, {"count", {0, 0}}, {"string", {0, 0}},     {"join", {0, 1}},
+    {"first", {0, 0}},  {"last", {0, 0}},  {"int", {0, 0}},        {"trim", {0, 1}},
+    {"lower", {0, 0}},  {"upper", {0, 0}}, {"capitalize", {0, 0}}, {"replace", {2, 3}}};
+
+void check_call(const std::map<std::string, Arity>& known, const char* kind,
+                const std::string& name, const Arguments& given) {
+  const auto found = known.find(name);
+  if (found == known.end()) fail("there is no {} '{}'", kind, name);
+  const auto [least, most] = found->second;
+  if (given.size() < least || given.size() > most)
+    fail("the {} '{}' takes {} arguments here, not {}", kind, name,
+         least == most ? fmt::format("{}", least) : fmt::format("{} to {}", least, most),
+         given.size());
+}
+
+// A method of a string or, for index, of a list.
 Json call(const std::string& name, const Json& self, const Arguments& given) {
   const auto text = [&]() -> const std::string& { return string_of(self, name); };
   if (name == "strip" || name == "lstrip" || name == "rstrip" || name == "trim") {
@@ -121,24 +172,29 @@ Json call(const std::string& name, const Json& self, const Arguments& given) {
   if (name == "lower") return lower(text());
   if (name == "upper") return upper(text());
   if (name == "capitalize") return capitalize(text());
-  if (name == "replace")
-    return replace_all(text(), argument(given, 0, name), argument(given, 1, name));
+  if (name == "replace") {
+    if (argument(given, 0, name).empty()) fail("replace needs a text to replace");
+    return replace_all(text(), argument(given, 0, name), argument(given, 1, name),
+                       given.size() > 2 ? integer_of(given[2], name) : -1);
+  }
   if (name == "startswith") return text().starts_with(argument(given, 0, name));
   if (name == "endswith") return text().ends_with(argument(given, 0, name));
+  if (name == "split" && !given.empty() && argument(given, 0, name).empty())
+    fail("split needs a separator");
   if (name == "split")
     return strings(split(text(), given.empty() ? std::string() : argument(given, 0, name),
                          given.size() > 1 ? integer_of(given[1], name) : -1));
-  if (name == "index" && given.size() == 1) return index_in(self, given[0]);
-  if (name == "find" && given.size() == 1)
-    return contains(self, given[0]) ? index_in(self, given[0]) : -1;
-  if (name == "count" && given.size() == 1) {
-    const std::string& wanted = argument(given, 0, name);
-    return wanted.empty() ? size_of(self) + 1 : int64_t(split(text(), wanted).size()) - 1;
+  if (name == "index") return index_in(self, given[0]);
+  if (name == "find") {
+    const bool found = text().find(argument(given, 0, name)) != std::string::npos;
+    return found ? index_in(self, given[0]) : -1;
   }
-  fail("there is no method '{}' with {} arguments", name, given.size());
+  const std::string& wanted = argument(given, 0, name);  // count
+  return wanted.empty() ? size_of(self) + 1 : int64_t(split(text(), wanted).size()) - 1;
 }
 
 Json filter(const std::string& name, const Json& self, const Arguments& given) {
+  check_call(kFilters, "filter", name, given);
   if (name == "length" || name == "count") return size_of(self);
   if (name == "string") return to_text(self);
   if (name == "join") return joined(self, given.empty() ? std::string() : argument(given, 0, name));
@@ -156,10 +212,7 @@ Json filter(const std::string& name, const Json& self, const Arguments& given) {
     }
     fail("int: '{}' is not an integer", digits);
   }
-  if (name == "trim" || name == "lower" || name == "upper" || name == "capitalize" ||
-      name == "replace")
-    return call(name, self, given);
-  fail("there is no filter '{}'", name);
+  return call(name, self, given);
 }
 
 Json add(const Json& a, const Json& b) {
@@ -256,45 +309,57 @@ class Parser {
       return [value = negation()](const Json& d) { return Json(!truth(value(d))); };
     return comparison();
   }
+  using Relation = bool (*)(const Json&, const Json&);
+  // The relation that comes next in the text; null without one.
+  Relation relation() {
+    if (take_word("in")) return [](const Json& a, const Json& b) { return contains(b, a); };
+    if (take_word("not")) {
+      if (!take_word("in")) fail("'in' is expected after 'not'");
+      return [](const Json& a, const Json& b) { return !contains(b, a); };
+    }
+    if (take("==")) return equal;
+    if (take("!=")) return [](const Json& a, const Json& b) { return !equal(a, b); };
+    if (take("<=")) return [](const Json& a, const Json& b) { return !less(b, a); };
+    if (take(">=")) return [](const Json& a, const Json& b) { return !less(a, b); };
+    if (take("<")) return less;
+    if (take(">")) return [](const Json& a, const Json& b) { return less(b, a); };
+    return nullptr;
+  }
+  // a < b < c means a < b and b < c.
   Expression comparison() {
-    Expression left = sum();
+    const Expression first = sum();
+    std::vector<std::pair<Relation, Expression>> rest;
+    while (const Relation holds = relation()) rest.emplace_back(holds, sum());
+    if (rest.empty()) return first;
+    return [first, rest](const Json& d) {
+      Json left = first(d);
+      for (const auto& [holds, expression] : rest) {
+        Json right = expression(d);
+        if (!holds(left, right)) return Json(false);
+        left = std::move(right);
+      }
+      return Json(true);
+    };
+  }
+  Expression sum() {
+    Expression left = concatenation();
     while (true) {
-      const bool negated = take_word("not");
-      if (take_word("in"))
-        left = [left, right = sum(), negated](const Json& d) {
-          return Json(contains(right(d), left(d)) != negated);
+      if (take("+"))
+        left = [left, right = concatenation()](const Json& d) { return add(left(d), right(d)); };
+      else if (take("-"))
+        left = [left, right = concatenation()](const Json& d) {
+          return Json(integer_of(left(d), "-") - integer_of(right(d), "-"));
         };
-      else if (negated) fail("'in' is expected after 'not'");
-      else if (take("=="))
-        left = [left, right = sum()](const Json& d) { return Json(left(d) == right(d)); };
-      else if (take("!="))
-        left = [left, right = sum()](const Json& d) { return Json(left(d) != right(d)); };
-      else if (take("<="))
-        left = [left, right = sum()](const Json& d) { return Json(left(d) <= right(d)); };
-      else if (take(">="))
-        left = [left, right = sum()](const Json& d) { return Json(left(d) >= right(d)); };
-      else if (take("<"))
-        left = [left, right = sum()](const Json& d) { return Json(left(d) < right(d)); };
-      else if (take(">"))
-        left = [left, right = sum()](const Json& d) { return Json(left(d) > right(d)); };
       else return left;
     }
   }
-  Expression sum() {
+  Expression concatenation() {
     Expression left = product();
-    while (true) {
-      if (take("+"))
-        left = [left, right = product()](const Json& d) { return add(left(d), right(d)); };
-      else if (take("-"))
-        left = [left, right = product()](const Json& d) {
-          return Json(integer_of(left(d), "-") - integer_of(right(d), "-"));
-        };
-      else if (take("~"))
-        left = [left, right = product()](const Json& d) {
-          return Json(to_text(left(d)) + to_text(right(d)));
-        };
-      else return left;
-    }
+    while (take("~"))
+      left = [left, right = product()](const Json& d) {
+        return Json(to_text(left(d)) + to_text(right(d)));
+      };
+    return left;
   }
   Expression product() {
     Expression left = filtered();
@@ -316,13 +381,19 @@ class Parser {
     return value;
   }
   Expression postfix() {
+    if (take("-")) {
+      const Deeper deeper(depth_);
+      return [value = postfix()](const Json& d) { return Json(-integer_of(value(d), "-")); };
+    }
     Expression value = primary();
     while (true) {
       if (take(".")) {
         const std::string member = name();
         if (take("(")) {
           value = [value, member, given = arguments(")")](const Json& d) {
-            return call(member, value(d), evaluated(given, d));
+            const Arguments values = evaluated(given, d);
+            check_call(kMethods, "method", member, values);
+            return call(member, value(d), values);
           };
         } else {
           value = [value, member](const Json& d) { return field_of(value(d), member); };
@@ -356,8 +427,6 @@ class Parser {
     const char c = text_[at_];
     if (c == '"' || c == '\'') return constant(quoted(c));
     if (std::isdigit(static_cast<unsigned char>(c))) return constant(number());
-    if (take("-"))
-      return [value = primary()](const Json& d) { return Json(-integer_of(value(d), "-")); };
     if (take("(")) {
       Expression value = conditional();
       expect(")");
@@ -399,8 +468,7 @@ class Parser {
         out += text_[at_];
         continue;
       }
-      const char escaped = text_[++at_];
-      out += escaped == 'n' ? '\n' : escaped == 't' ? '\t' : escaped;
+      out += unescaped(text_, ++at_);
     }
     if (at_ >= text_.size()) fail("a string has no end");
     ++at_;
@@ -434,15 +502,38 @@ std::string to_text(const Json& value) {
   if (value.is_string()) return value.get<std::string>();
   if (value.is_boolean()) return value.get<bool>() ? "True" : "False";
   if (value.is_null()) return "None";
-  return value.dump();
+  if (value.is_number_float()) {
+    const std::string digits = fmt::format("{}", value.get<double>());
+    return digits.find_first_not_of("-0123456789") == std::string::npos ? digits + ".0" : digits;
+  }
+  if (value.is_number()) return value.dump();
+  // The order of the fields is not kept
+  if (value.size() > 1 && value.is_object()) fail("a table of several fields cannot be printed");
+  const auto shown = [](const Json& x) {
+    return x.is_string() ? python_quoted(x.get_ref<const std::string&>()) : to_text(x);
+  };
+  std::vector<std::string> parts;
+  for (const auto& [key, element] : value.items())
+    parts.push_back((value.is_object() ? python_quoted(key) + ": " : "") + shown(element));
+  return fmt::format("{}{}{}", value.is_object() ? '{' : '[', join(parts),
+                     value.is_object() ? '}' : ']');
 }
 
 Template::Template(const std::string& source, std::string where) : where_(std::move(where)) {
   try {
     for (size_t at = 0; at < source.size();) {
       const size_t begin = std::min(source.find("{{", at), source.size());
-      if (source.substr(at, begin - at).find("{%") != std::string::npos)
+      const std::string_view text(source.data() + at, begin - at);
+      if (text.find("{%") != text.npos)
         fail("statements in {{% %}} are not supported; use expressions in {{{{ }}}}");
+      if (text.find("{#") != text.npos) fail("comments in {{# #}} are not supported");
+      const std::string_view sign =
+          std::string_view(source).substr(std::min(begin + 2, source.size()), 1);
+      if (begin < source.size() && (sign == "-" || sign == "+"))
+        fail(
+            "control of white space ('{{{{{}') is not supported; "
+            "a number needs a space before its sign",
+            sign);
       if (begin > at) pieces_.push_back({source.substr(at, begin - at), {}});
       if (begin == source.size()) break;
       const size_t end = end_of_expression(source, begin + 2);

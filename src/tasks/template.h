@@ -4,10 +4,11 @@
 //   values      fields, strings, integers, lists [a, b], true, false
 //   access      a.b  a['b']  a[0]  a[-1]  a[:-1]  a[2:5]        strings are indexed by code points
 //   operators   + - * ~ == != < <= > >= in, not in, not, and, or, x if condition else y
-//   methods     strip lstrip rstrip split join replace lower upper capitalize startswith endswith
-//   index count find
-//   filters     | join(' ') | length | int | string | trim | lower | upper | capitalize |
-//   replace(a, b) | first | last
+//   methods     strip lstrip rstrip split replace lower upper capitalize startswith endswith index
+//               count find
+//   filters     join(' ') length count int string trim lower upper capitalize replace(a, b) first
+//               last
+// Everything else is refused, also a statement {% %}, a comment {# #} and {{- -}}.
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -38,6 +39,7 @@ class Template {
   std::vector<Piece> pieces_;
 };
 
-std::string to_text(const Json& value);  // as a template prints it
+// As a template prints it, which is str() of Python. BadInput on a table of several fields.
+std::string to_text(const Json& value);
 
 }  // namespace assay::tasks

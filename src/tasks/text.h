@@ -1,5 +1,6 @@
 #pragma once
 // Text by code points, with the meaning that Python gives these operations on str.
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,12 +16,19 @@ std::string strip(std::string_view text, bool left = true, bool right = true);
 // str.strip(characters): any of these at both ends.
 std::string strip_characters(std::string_view text, std::string_view characters, bool left = true,
                              bool right = true);
-// By simple case mapping: one character becomes one character (so "ß".upper() stays "ß").
 std::string lower(std::string_view text);
+// BadInput names a Greek letter with accents whose capital form is several characters.
 std::string upper(std::string_view text);
 std::string capitalize(std::string_view text);
-// Every occurrence from left to right. An empty `from` changes nothing.
-std::string replace_all(std::string_view text, std::string_view from, std::string_view to);
+// Every occurrence from left to right, at most `most` of them unless it is negative. An empty
+// `from` changes nothing.
+std::string replace_all(std::string_view text, std::string_view from, std::string_view to,
+                        int64_t most = -1);
+// repr(text).
+std::string python_quoted(std::string_view text);
+// The characters of the escape in a string literal whose character after the backslash is text[at].
+// `at` moves to the last character of the escape. BadInput says what is wrong.
+std::string unescaped(std::string_view text, size_t& at);
 // str.split(separator, most); most = -1: no limit. An empty separator splits at runs
 // of white space.
 std::vector<std::string> split(std::string_view text, std::string_view separator,

@@ -1,6 +1,7 @@
 // Configuration: what is read, and what is refused with place and nearest name.
 #include "base/config.h"
 
+#include "base/config_differences.h"
 #include "data/folder.h"
 
 namespace assay {
@@ -174,6 +175,17 @@ TEST(Config, ArraysOfTablesAreWrittenAsTheyWereRead) {
   const ConfigNode again = ConfigNode::parse(root.toml("m"), "b.toml").child("m");
   EXPECT_EQ(again.toml("m"), root.toml("m"));
   EXPECT_EQ(again.value("c"), root.value("c"));
+}
+
+TEST(Config, DifferencesNameKeyAndBothValues) {
+  const ConfigNode before =
+                       ConfigNode::parse("a = 1\n[t]\nx = [1, 2]\ny = 'same'\n[gone]\nz = true\n"),
+                   now = ConfigNode::parse("a = 2\n[t]\ny = 'same'\nx = [1, 3]\nw = 0.5\n");
+  EXPECT_EQ(differences(before, now),
+            (std::vector<std::string>{"a is 2 instead of 1", "gone.z is absent instead of true",
+                                      "t.x is [1, 3] instead of [1, 2]",
+                                      "t.w is 0.5 instead of absent"}));
+  EXPECT_TRUE(differences(before, before).empty());
 }
 
 TEST(Config, ErrorsKeepTheirParts) {

@@ -51,6 +51,24 @@ TEST(Json, BrokenTextIsNamedWithItsPlace) {
   }
 }
 
+TEST(Json, PythonsJsonIsMadeStrict) {
+  const std::pair<const char*, const char*> cases[] = {
+      {R"({"a": NaN, "b": [-Infinity, Infinity, 1e400, -1e400]})",
+       R"({"a": null, "b": [null, null, null, null]})"},
+      {"[123456789012345678901234567890, -9223372036854775809, 123456789012345678]",
+       "[123456789012345678901234567890e0, -9223372036854775809e0, 123456789012345678]"},
+      {R"(["\ud83d", "x\ud83d\ude00y", "\ude00\ud83d!", "\\ud83d", "\ud83d\u0041", "\"NaN"])",
+       R"(["\ufffd", "x\ud83d\ude00y", "\ufffd\ufffd!", "\\ud83d", "\ufffd\u0041", "\"NaN"])"},
+      {R"({"text": "1e999 NaN", "nan": nan, "n": 1.5e3)",
+       R"({"text": "1e999 NaN", "nan": nan, "n": 1.5e3)"},
+      {R"("cut \ud8)", R"("cut \ud8)"},
+      {R"("cut \)", R"("cut \)"}};
+  for (const auto& [text, expected] : cases) EXPECT_EQ(strict_json(text), expected);
+  EXPECT_EQ(parse_python_json(R"([1, NaN, "\ud83d"])", "a"), json::parse(R"([1, null, "\ufffd"])"));
+  EXPECT_THROW(parse_python_json("[nan]", "a"), BadInput);
+  EXPECT_THROW(parse_json("[NaN]", "a"), BadInput);
+}
+
 // A manifest has one object per input file. The time was quadratic in their number.
 TEST(Json, LongListIsReadInLinearTime) {
   std::string text = "[";

@@ -119,8 +119,16 @@ TEST(Prepare, ShortensTheSevenSetNamesAndCountsOthers) {
   EXPECT_EQ(source.at("broken_lines"), 1);
   EXPECT_EQ(source.at("empty"), 1);
   EXPECT_EQ(source.at("invalid_utf8"), 1);
-  EXPECT_EQ(source.at("left_out"),
-            "1 broken lines, 1 with invalid UTF-8, 1 empty, 2 of no known domain");
+  const auto left_out = source.at("left_out").get<std::string>();
+  EXPECT_TRUE(left_out.starts_with("1 broken line (the first: line 10: ")) << left_out;
+  EXPECT_TRUE(left_out.ends_with("), 1 with invalid UTF-8, 1 empty, 2 of no known domain"))
+      << left_out;
+  EXPECT_EQ(report.at("warnings")
+                .at(0)
+                .get<std::string>()
+                .find("1 of 1 files have broken lines, "
+                      "1 in all (the first: "),
+            0);
 }
 
 TEST(Prepare, TakesTheDomainFromAFieldOrTheFileName) {
@@ -494,6 +502,50 @@ TEST(Adopt, GivesTheStoreThatPrepareWrote) {
   EXPECT_MESSAGE(adopt(wrong), "the .idx file");
   wrong.files = {options.files[0], options.files[0]};
   EXPECT_MESSAGE(adopt(wrong), "the same file as");
+}
+
+// Megatron-LM keeps a document without sequences, or with an empty one, for a line without text.
+TEST(Adopt, DocumentsWithoutTokensAreLeftOutAndCounted) {
+  const Folder folder;
+  using Documents = std::vector<std::vector<std::vector<uint16_t>>>;
+  const auto write = [&](const std::string& name, const Documents& documents) {
+    std::string tokens, lengths, offsets, indices(8, '\0');
+    int64_t sequences = 0;
+    const auto append = [](std::string& out, auto number) {
+      out.append(reinterpret_cast<const char*>(&number), sizeof number);
+    };
+    for (const auto& document : documents) {
+      for (const auto& sequence : document) {
+        append(lengths, int32_t(sequence.size()));
+        append(offsets, int64_t(tokens.size()));
+        for (const uint16_t token : sequence) append(tokens, token);
+        ++sequences;
+      }
+      append(indices, sequences);
+    }
+    std::string index("MMIDIDX\0\0", 9);
+    append(index, uint64_t{1});
+    append(index, uint8_t{8});
+    append(index, uint64_t(sequences));
+    append(index, uint64_t(documents.size() + 1));
+    write_file(folder / (name + ".bin"), tokens);
+    write_file(folder / (name + ".idx"), index + lengths + offsets + indices);
+    return folder / (name + ".idx");
+  };
+  const std::vector<uint16_t> a = {5, 6, 7, 2}, b = {8, 9, 2};
+  for (const auto& [name, documents] :
+       std::vector<std::pair<std::string, Documents>>{{"middle", {{a}, {}, {b}}},
+                                                      {"first", {{}, {a}, {b}}},
+                                                      {"last", {{a}, {b}, {}}},
+                                                      {"empty_sequence", {{a}, {{}}, {b}}}}) {
+    const fs::path store = folder / ("store_" + name);
+    EXPECT_EQ(
+        adopt({.files = {write(name, documents)}, .tokenizer = tokenizer_file(), .store = store}),
+        1)
+        << name;
+    EXPECT_EQ(TokenStore(store).documents(name, "train").size(), 2) << name;
+    TokenStore(store).verify();
+  }
 }
 
 using Numbers = Pipeline<int, int>;

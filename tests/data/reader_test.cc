@@ -164,6 +164,59 @@ TEST(Reader, CountsWhatIsLeftOut) {
   EXPECT_EQ(found.counts.empty, 2);
 }
 
+TEST(Reader, LinesThatPythonReadsAreDocuments) {
+  const Folder folder;
+  const std::vector<std::string> lines = {
+      R"({"id": 123456789012345678901234567890, "text": "big integer"})",
+      R"({"id": -9223372036854775809, "text": "below int64"})",
+      R"({"score": 1e400, "text": "large float"})",
+      R"({"score": NaN, "text": "nan"})",
+      R"({"score": -Infinity, "text": "infinity", "source": "s"})",
+      R"({"title": "half \ud83d of a pair", "text": "surrogate"})",
+      R"({"text": "half \ude00"})",
+      R"({"text": "first", "text": "last"})"};
+  std::string text;
+  for (const std::string& line : lines) text += line + "\n";
+  const auto found = read_all(folder.write("a.jsonl", text), "source");
+  EXPECT_EQ(found.texts,
+            (std::vector<std::string>{"big integer", "below int64", "large float", "nan",
+                                      "infinity", "surrogate", "half \uFFFD", "last"}));
+  EXPECT_EQ(found.domains[4], "s");
+  EXPECT_EQ(found.counts.all_left_out(), 0);
+}
+
+TEST(Reader, FirstBrokenLineIsNamedWithItsReason) {
+  const Folder folder;
+  auto found = read_all(folder.write("a.jsonl", line("good") + "\n[1]\n{\"text\": nan}\n"));
+  EXPECT_EQ(found.counts.left_out(), "2 broken lines (the first: line 3: not a JSON object)");
+  found = read_all(folder.write("b.jsonl", line("good") + "{\"text\": nan}\n"));
+  EXPECT_TRUE(found.counts.left_out().starts_with("1 broken line (the first: line 2: "))
+      << found.counts.left_out();
+}
+
+TEST(Reader, OtherFormatsAreRefusedByTheirFirstBytes) {
+  const Folder folder;
+  const std::string tar = "a.txt" + std::string(252, '\0') + "ustar\0"s + std::string(249, '\0');
+  const std::vector<std::tuple<std::string, std::string, std::string>> files = {
+      {"a.txt", gzip("text"), "a gzip stream"},
+      {"a.jsonl.zstd", zstd("text"), "a zstd stream"},
+      {"a.bz2", "BZh91AY&SY...", "a bzip2 stream"},
+      {"a.xz",
+       "\3757zXZ\0..."s,
+       "an xz stream"},
+      {"a.zip", "PK\x03\x04...", "a zip archive"},
+      {"a.parquet", "PAR1\x15\x04...", "a Parquet table"},
+      {"a.tar.gz", gzip(tar), "a tar archive"},
+      {"a.tar", tar, "a tar archive"},
+      {"a.json", " [\n{\"text\": \"t\"}]\n", "holds a JSON list"},
+      {"a.jsonl.gz", gzip("\n{ \r\n  \"text\": \"t\"\n}\n"),
+       "holds a JSON object over several lines"}};
+  for (const auto& [name, contents, words] : files)
+    EXPECT_MESSAGE(read_all(folder.write(name, contents)), words) << name;
+  for (const char* text : {"BZhou was here", "PAR1 is a gene", "[a list]", "{"})
+    EXPECT_EQ(read_all(folder.write("b.txt", text)).texts, std::vector<std::string>{text});
+}
+
 TEST(Reader, KeepsEveryCharacter) {
   const Folder folder;
   const std::string text = "nul \0 tab \t quote \" 汉 😀 \r\n"s;

@@ -209,6 +209,10 @@ TEST_F(HuggingFaceFolder, ShardsAreRead) {
   for (int i : {0, 1}) save_tensors(folder / fmt::format("model-{}.safetensors", i), halves[i]);
   write_file(folder / "model.safetensors.index.json", nlohmann::json{{"weight_map", map}}.dump());
   expect_equals(*model);
+  halves[0].push_back(halves[1].front());
+  save_tensors(folder / "model-0.safetensors", halves[0]);
+  expect_refused(fmt::format("model-1.safetensors: tensor '{}' is in {}, too", tensors[1].first,
+                             (folder / "model-0.safetensors").string()));
   map[tensors[0].first] = "../elsewhere.safetensors";
   write_file(folder / "model.safetensors.index.json", nlohmann::json{{"weight_map", map}}.dump());
   expect_refused("is not a file name");
@@ -269,7 +273,11 @@ TEST_F(HuggingFaceFolder, SettingsThatAreNotUnderstoodAreRefusedByName) {
       {"model_type", "lama"},
       {"hidden_act", "relu"},
       {"rope_scaling", {{"type", "linear"}, {"factor", 2.0}}},
+      {"rope_scaling", {{"rope_type", "default"}, {"factor", 2.0}}},
       {"rope_parameters", {{"rope_type", "llama3"}}},
+      {"rope_parameters", {{"type", "linear"}, {"rope_theta", 1e4}}},
+      {"rope_parameters", {{"rope_type", "default"}, {"factor", 4.0}}},
+      {"rope_parameters", {{"original_max_position_embeddings", 4096}}},
       {"hidden_size", nullptr},
       {"hidden_size", "12"},
       {"num_hidden_layers", 0},
@@ -299,6 +307,84 @@ TEST_F(HuggingFaceFolder, SettingsThatAreNotUnderstoodAreRefusedByName) {
             {"use_bias", true}};
   write_config();
   expect_refused("use_bias");
+}
+
+TEST_F(HuggingFaceFolder, PositionsWithoutScalingAreReadInEveryForm) {
+  const auto model = write();
+  for (const auto& [key, value] : std::vector<std::pair<std::string, nlohmann::json>>{
+           {"rope_scaling", {{"rope_type", "default"}}},
+           {"rope_scaling", {{"type", "default"}}},
+           {"rope_parameters", {{"type", "default"}, {"rope_theta", 500000.0}}},
+           {"rope_parameters", {{"rope_type", nullptr}, {"factor", nullptr}}}}) {
+    config = nlohmann::json::parse(kLlama);
+    config[key] = value;
+    write_config();
+    SCOPED_TRACE(config.dump());
+    expect_equals(*model);
+  }
+}
+
+TEST_F(HuggingFaceFolder, TiedEmbeddingUnderTheNameOfTheHeadIsRead) {
+  const auto llama = write();
+  ASSERT_EQ(tensors[0].first, "model.embed_tokens.weight");
+  tensors[0].first = "lm_head.weight";
+  save_tensors(folder / "model.safetensors", tensors);
+  expect_equals(*llama);
+  config = {
+      {"model_type", "gpt2"}, {"vocab_size", 11}, {"n_embd", 12}, {"n_layer", 1}, {"n_head", 3}};
+  const auto gpt2 = write();
+  ASSERT_EQ(tensors[0].first, "transformer.wte.weight");
+  tensors[0].first = "lm_head.weight";
+  save_tensors(folder / "model.safetensors", tensors);
+  expect_equals(*gpt2);
+  config = {
+      {"model_type", "mamba"}, {"vocab_size", 11}, {"hidden_size", 8}, {"num_hidden_layers", 1}};
+  const auto mamba = write();
+  ASSERT_EQ(tensors[0].first, "backbone.embeddings.weight");
+  for (const char* name : {"lm_head.weight", "backbone.embedding.weight"}) {
+    tensors[0].first = name;
+    save_tensors(folder / "model.safetensors", tensors);
+    expect_equals(*mamba);
+  }
+}
+
+TEST_F(HuggingFaceFolder, NamesOfWrappersBeforeAllTensorsAreLeftOut) {
+  const auto model = write();
+  for (const char* prefix : {"_orig_mod.", "module.", "module._orig_mod.", "_orig_mod.module."}) {
+    NamedTensors wrapped;
+    for (const auto& [name, tensor] : tensors) wrapped.emplace_back(prefix + name, tensor);
+    save_tensors(folder / "model.safetensors", wrapped);
+    SCOPED_TRACE(prefix);
+    expect_equals(*model);
+  }
+}
+
+TEST_F(HuggingFaceFolder, IntegersInTheWeightsAreRefused) {
+  write();
+  tensors[1].second = tensors[1].second.to(at::kLong);
+  save_tensors(folder / "model.safetensors", tensors);
+  expect_refused(fmt::format("tensor '{}' holds Long", tensors[1].first));
+}
+
+TEST_F(HuggingFaceFolder, RankThatFlaWouldComputeIsAskedFor) {
+  config = {{"model_type", "rwkv7"},
+            {"vocab_size", 11},
+            {"hidden_size", 64},
+            {"num_hidden_layers", 1},
+            {"decay_low_rank_dim", nullptr}};
+  write_config();
+  expect_refused(
+      "'decay_low_rank_dim' is missing or null. "
+      "Write the number of rows of 'attn.w_lora.0.weight' there");
+}
+
+// Without a layer of attention, transformers fails as soon as it makes a cache.
+TEST_F(HuggingFaceFolder, ExportedQwen3NextUsesNoCache) {
+  const auto model = make_model(
+      "[model]\nvocab_size = 8\nd_model = 8\nnorm = \"zero_centered_rmsnorm\"\n"
+      "pattern = [\"gated_delta_net\"]\nchannel_mixer = \"swiglu\"\n"
+      "[model.gated_delta_net]\nnum_heads = 2\n");
+  EXPECT_EQ(hugging_face_config(model->spec, "qwen3_next")["use_cache"], false);
 }
 
 TEST_F(HuggingFaceFolder, ErrorsAboutOurValuesNameTheSettingTheyCameFrom) {

@@ -111,6 +111,64 @@ TEST_F(HttpTest, RequestsSentAtOnceAreAnsweredInOrder) {
   for (int i = 0; i < 20; ++i) EXPECT_EQ(client.read_answer().body, fmt::format("POST {:02}", i));
 }
 
+TEST_F(HttpTest, EmptyLinesBeforeARequestArePassedOver) {
+  start();
+  Client client(port());
+  const std::string request = "POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\nab";
+  ASSERT_TRUE(client.send("\r\n" + request + "\r\n\r\n" + request + "\r"));
+  for (int i = 0; i < 2; ++i) EXPECT_EQ(client.read_answer().body, "POST ab");
+  ASSERT_TRUE(client.send("\n" + request));
+  EXPECT_EQ(client.read_answer().body, "POST ab");
+  ASSERT_TRUE(client.send("\rGET /echo HTTP/1.1\r\n\r\n"));
+  EXPECT_EQ(client.read_answer().status, 400);
+}
+
+TEST_F(HttpTest, AbsoluteTargetsAreThePathsInThem) {
+  start();
+  Client client(port());
+  for (const char* target : {"http://localhost:80/echo", "HTTP://x/echo?query=/", "/echo?a=b://c"})
+    EXPECT_EQ(client.request("POST", target, "body").body, "POST body") << target;
+}
+
+TEST_F(HttpTest, PagesOfOtherOriginsAreRefused) {
+  start({.allowed_origins = {"http://localhost:3000", "null"}});
+  Client client(port());
+  const auto answer_to = [&](const std::string& method, const std::string& path,
+                             const std::string& origin, const std::string& more = "") {
+    return client.request(method, path, "", "Origin: " + origin + "\r\n" + more);
+  };
+  const std::string asks = "Access-Control-Request-Method: POST\r\n";
+  for (const char* origin : {"http://localhost:3000", "null", "http://localhost"}) {
+    for (const char* path : {"/echo", "/stream"}) {
+      const Answer answer = answer_to("POST", path, origin);
+      EXPECT_EQ(answer.status, 200) << origin;
+      EXPECT_EQ(answer.headers.at("access-control-allow-origin"), origin);
+      EXPECT_EQ(answer.headers.at("vary"), "Origin");
+    }
+    const Answer asked = answer_to("OPTIONS", "/echo", origin, asks);
+    EXPECT_EQ(asked.status, 204);
+    EXPECT_EQ(asked.headers.at("access-control-allow-methods"), "GET, POST");
+    EXPECT_EQ(asked.headers.at("access-control-allow-headers"), "authorization, content-type");
+    EXPECT_EQ(asked.body, "");
+  }
+  const int before = requests;
+  for (const char* origin : {"http://localhost:3001", "https://example.org"}) {
+    const Answer answer = answer_to("POST", "/echo", origin);
+    EXPECT_EQ(answer.status, 403) << origin;
+    EXPECT_NE(answer.body.find("--allow-origin"), std::string::npos);
+    EXPECT_FALSE(answer.headers.contains("access-control-allow-origin"));
+    EXPECT_EQ(answer_to("OPTIONS", "/echo", origin, asks).status, 403);
+  }
+  EXPECT_EQ(requests, before);
+  EXPECT_FALSE(client.request("POST", "/echo").headers.contains("access-control-allow-origin"));
+}
+
+TEST_F(HttpTest, StarAllowsPagesOfEveryOrigin) {
+  start({.allowed_origins = {"*"}});
+  EXPECT_EQ(Client(port()).request("POST", "/echo", "", "Origin: https://example.org\r\n").status,
+            200);
+}
+
 TEST_F(HttpTest, StreamsArriveInChunks) {
   start();
   Client client(port());

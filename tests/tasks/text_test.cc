@@ -31,6 +31,27 @@ TEST(TaskText, ChangesCaseBeyondAscii) {
   EXPECT_EQ(upper("äж"), "ÄЖ");
 }
 
+TEST(TaskText, CaseIsThatOfPythonWhereItIsSeveralCharacters) {
+  EXPECT_EQ(upper("Straße ﬁn ŉ ǰ և ﬗ"), "STRASSE FIN ʼN J̌ ԵՒ ՄԽ");
+  EXPECT_EQ(capitalize("ßA"), "Ssa");
+  EXPECT_EQ(capitalize("ﬁN"), "Fin");
+  EXPECT_EQ(capitalize("ǆ"), "ǅ");
+  EXPECT_EQ(capitalize("გა"), "გა");
+  EXPECT_EQ(upper("გა"), "ᲒᲐ");
+  EXPECT_EQ(capitalize("ᾳ"), "ᾼ");
+  EXPECT_EQ(lower("ΣΑΣ ΌΔΟΣ. Σ AΣ'B AΣ' Σ"), "σας όδος. σ aσ'b aς' σ");
+  EXPECT_EQ(lower("İ"), "i̇");
+  EXPECT_THROW(upper("ᾳ"), BadInput);
+  EXPECT_EQ(replace_all("aaa", "a", "b", 2), "bba");
+}
+
+TEST(TaskText, QuotesAsPythonDoes) {
+  EXPECT_EQ(python_quoted("it's"), "\"it's\"");
+  EXPECT_EQ(python_quoted("'\""), "'\\'\"'");
+  EXPECT_EQ(python_quoted("a\n\t\r\\ \x7f é 😀 \u00a0\u200b"),
+            "'a\\n\\t\\r\\\\ \\x7f é 😀 \\xa0\\u200b'");
+}
+
 const Json kDocument = Json::parse(
     R"({"q": "What_is it?", "choices": {"text": ["x", "y", "z"], "label": ["A", "B", "C"]},
     "key": "B", "n": 2, "kind": "cause", "list": ["one", "two"], "number": "3",
@@ -46,7 +67,7 @@ TEST(TaskTemplate, GivesWhatJinjaGives) {
            {"{{q.split(' ')[:-1]|join(' ')}}", "What_is"},
            {"{{' because' if kind == 'cause' else ' therefore'}}", " because"},
            {"{{'b' if 'x' not in choices.text and n > 1 else 'c' ~ n}}", "c2"},
-           {"{{(number|int) - 1}} {{-n + 1}} {{n * 4}}", "2 -1 8"},
+           {"{{(number|int) - 1}} {{ -n + 1}} {{n * 4}}", "2 -1 8"},
            {"{{q[:1].lower() + q[1:3] ~ q[-1]}}", "wha?"},
            {"{{list|length}}{{list|first}}{{list|last|upper}}", "2oneTWO"},
            {"{{'}}'}}{{\"\\n\"}}", "}}\n"},
@@ -54,6 +75,49 @@ TEST(TaskTemplate, GivesWhatJinjaGives) {
            {"{{not n == 2 or true}}", "True"}})
     EXPECT_EQ(Template(source, "test").render(kDocument), expected) << source;
   EXPECT_EQ(Template("{{[q, 'b']}}", "test").value(kDocument), Json({"What_is it?", "b"}));
+}
+
+// The expected texts are those of Jinja2 3.1.6.
+TEST(TaskTemplate, PrintsAndComparesAsPythonDoes) {
+  const Json document = Json::parse(
+      R"({"l": ["red", "green's"], "n": 3, "t": true, "none": null, "d": {"k": "v"}, "ab": "aaa",
+      "nums": [1, 2, 3], "u": "Straße ΣΑΣ", "f": [0.5, 2.0, 1e16, 1e-5, [null, true]]})");
+  for (const auto& [source, expected] : std::vector<std::pair<std::string, std::string>>{
+           {"{{l}}", R"(['red', "green's"])"},
+           {"{{nums}}{{l[:1]}}", "[1, 2, 3]['red']"},
+           {"{{d}}", "{'k': 'v'}"},
+           {"{{f}}", "[0.5, 2.0, 1e+16, 1e-05, [None, True]]"},
+           {"{{f|join(' ')}}", "0.5 2.0 1e+16 1e-05 [None, True]"},
+           {"{{ab.replace('a','b',1)}}{{ab|replace('a','b',1)}}", "baabaa"},
+           {"{{'x\\ry'}}{{'\\x41'}}{{'\\u00e9'}}{{'\\d'}}{{'\\101\\''}}", "x\ryAé\\dA'"},
+           {"{{t == 1}}{{true in nums}}{{[true] == [1]}}{{t > 0}}", "TrueTrueTrueTrue"},
+           {"{{3 > 2 > 1}}{{1 < 3 < 2}}{{1 in nums == true}}", "TrueFalseFalse"},
+           {"{{u|upper}}{{u|lower}}", "STRASSE ΣΑΣstraße σας"},
+           {"{{- n}}", "refused"},
+           {"{{-n}}", "refused"},
+           {"{{+n}}", "refused"},
+           {"{{n -}}", "refused"},
+           {"{# a note #}q", "refused"},
+           {"{{n + 1 ~ ab}}", "refused"},
+           {"{{n < ab}}", "refused"},
+           {"{{3 in n}}", "refused"},
+           {"{{ab.split('')}}", "refused"},
+           {"{{ab.replace('', 'x')}}", "refused"},
+           {"{{ab.startswith('a', 1)}}", "refused"},
+           {"{{ab|lower(1)}}", "refused"},
+           {"{{'3'|int(0)}}", "refused"},
+           {"{{'\\ud83d'}}", "refused"},
+           {"{{'\\x4'}}", "refused"},
+           {"{{'\\N{DIGIT ONE}'}}", "refused"}}) {
+    std::string found = "refused";
+    try {
+      found = Template(source, "test").render(document);
+    } catch (const BadInput&) {  // as expected of some
+    }
+    EXPECT_EQ(found, expected) << source;
+  }
+  EXPECT_EQ(Template("{{ -d.n ~ -2 }}", "test").render({{"d", {{"n", 2}}}}), "-2-2");
+  EXPECT_THROW(Template("{{d}}", "test").render({{"d", {{"a", 1}, {"b", 2}}}}), BadInput);
 }
 
 TEST(TaskTemplate, ErrorsNamePlaceAndNearestField) {
