@@ -46,9 +46,10 @@ void TrainConfig::complete(const ConfigNode& table, int64_t ranks) {
        "a finite number, 0 or more");
   need(warmup_steps >= 0, "warmup_steps", "0 or more");
   need(warmup_fraction >= 0 && warmup_fraction < 1, "warmup_fraction", "at least 0 and below 1");
-  need(warmup_steps == 0 || warmup_fraction == 0 || warmup_steps == warmup_steps_of_fraction(),
+  need(warmup_steps == 0 || warmup_fraction == 0 || warmup_steps == warmup_steps_of_fraction() ||
+           warmup_steps == earlier_warmup_steps(),
        "warmup_fraction", "left out when train.warmup_steps is given");
-  if (warmup_fraction > 0) warmup_steps = warmup_steps_of_fraction();
+  if (warmup_fraction > 0 && warmup_steps == 0) warmup_steps = warmup_steps_of_fraction();
   one_of(schedule, "schedule", {"linear", "cosine", "wsd", "constant"});
   one_of(precision, "precision", {"auto", "bf16", "fp32", "fp64"});
   need(final_learning_rate >= 0 && final_learning_rate <= 1, "final_learning_rate",

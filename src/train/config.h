@@ -81,7 +81,12 @@ struct TrainConfig {
   // and its place.
   void complete(const ConfigNode& table, int64_t ranks = 1);
   std::string toml() const;
-  int64_t warmup_steps_of_fraction() const { return int64_t(warmup_fraction * double(steps)); }
+  int64_t warmup_steps_of_fraction() const {
+    constexpr double kRounding = 1e-12;  // 0.29 · 100 is below 29 in floating point
+    return int64_t(warmup_fraction * double(steps) * (1 + kRounding));
+  }
+  // As versions before 26 November 2026 rounded it. Runs with it can be resumed.
+  int64_t earlier_warmup_steps() const { return int64_t(warmup_fraction * double(steps)); }
   int64_t tokens_per_step() const { return batch_size * sequence_length; }
 };
 

@@ -15,9 +15,9 @@ struct RunConfig {
   nn::ModelSpec model;
   TrainConfig train;
   std::string toml() const;  // config.toml of the run
-  // The values that are not the defaults and the numerics versions above 1, without seed, budget and
-  // learning rate, and without what only decides how often something is written. Runs with equal
-  // identities differ in nothing else.
+  // The values that are not the defaults and the numerics versions above 1, without seed, budget
+  // and learning rate, and without what only decides how often something is written. Runs with
+  // equal identities differ in nothing else.
   std::string identity(const run::Numerics& numerics) const;
 };
 // The numerics versions of the operators and mixers that a step of training calls on "cpu" or

@@ -25,6 +25,7 @@ run::EvaluationLine RunEvaluation::evaluate(const run::TrainingState& state) {
   held_out_loss_ = loss_on_training_domains(losses);
   for (const auto& [name, set] : losses)
     divergence_.check_held_out(state.step, name, set.total().nll);
+  check_possible(state.step, losses);
   const fs::path file = folder_.document_losses(state.step);
   make_folder(file.parent_path());
   eval::write_losses(file, losses);
@@ -46,6 +47,7 @@ run::EvaluationLine RunEvaluation::evaluate(const run::TrainingState& state) {
 void RunEvaluation::evaluate_end(const run::TrainingState& state) {
   const eval::Losses losses = held_out(c_.end_tokens).run(model_);
   held_out_loss_ = loss_on_training_domains(losses);
+  check_possible(state.step, losses);
   const run::End end{.step = state.step,
                      .tokens = state.step * c_.tokens_per_step(),
                      .sets = eval::end_losses(losses, store_)};
@@ -66,6 +68,26 @@ eval::HeldOut RunEvaluation::held_out(int64_t max_tokens) const {
   return {store_,
           {c_.eval_sets, c_.domains, c_.sequence_length, max_tokens,
            c_.micro_batch_size * c_.sequence_length}};
+}
+
+// A synthetic store knows the loss of a predictor that knows set and table of every document
+// (data/synthetic.h). A model can have a lower one on a sample of the documents, and because it
+// also predicts where they end, so a tenth and 0.05 nats are allowed.
+void RunEvaluation::check_possible(int64_t step, const eval::Losses& losses) const {
+  const auto oracle = nlohmann::json::json_pointer("/synthetic/oracle_loss");
+  if (!store_.manifest().contains(oracle)) return;
+  for (const auto& [name, least] : store_.manifest()[oracle].items()) {
+    const auto found = losses.find(name);
+    if (found == losses.end() || name.ends_with(".train") || !least.is_number()) continue;
+    const double loss = found->second.total().loss();
+    if (found->second.total().tokens > 0 && loss < 0.9 * least.get<double>() - 0.05)
+      fail<Error>(
+          "step {}: The held-out loss on {} is {:.3f}. No correct model goes below {:.3f}, "
+          "the loss of a predictor that knows how this synthetic text was made. "
+          "So the model reads the tokens that it predicts, and its losses mean nothing. "
+          "Check that its mixers are causal (tests MixerForms).",
+          step, name, loss, least.get<double>());
+  }
 }
 
 // Mean over the valid splits of the training domains, or over their other sets without these.

@@ -31,6 +31,8 @@ class RunEvaluation {
 
  private:
   eval::HeldOut held_out(int64_t max_tokens) const;
+  // Refuses losses that no model can have.
+  void check_possible(int64_t step, const eval::Losses& losses) const;
   std::optional<double> loss_on_training_domains(const eval::Losses& losses) const;
   at::Tensor probe_tokens(int64_t sequences) const;
 

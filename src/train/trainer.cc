@@ -5,6 +5,7 @@
 #include <chrono>
 #include <set>
 
+#include "base/config_differences.h"
 #include "base/interrupt.h"
 #include "base/progress.h"
 #include "base/version.h"
@@ -13,6 +14,7 @@
 #include "eval/longest_input.h"
 #include "ops/paths.h"
 #include "run/metrics.h"
+#include "train/causality.h"
 #include "train/checkpoint.h"
 #include "train/device.h"
 #include "train/divergence.h"
@@ -142,9 +144,11 @@ void check_folder(const RunConfig& config, const TrainOptions& options, const ru
                       options.ranks ? options.ranks->size() : 1);
   if (before.toml() != config.toml())
     fail(
-        "{}: holds a run of another configuration (see config.toml there); nothing was changed. "
+        "{}: holds a run of another configuration: {}. Nothing was changed. "
         "Choose another folder, or give the same settings.",
-        name);
+        name,
+        join(
+            differences(ConfigNode::read_file(folder.config()), ConfigNode::parse(config.toml()))));
   if (!folder.provenance().exists()) return;
   if (folder.provenance().read().data != data_of(data::TokenStore(options.store), config.train))
     fail(
@@ -440,6 +444,7 @@ run::Outcome train(const RunConfig& config, const TrainOptions& options) {
       }
       run.state = load_checkpoint(*newest, *run.model, *run.optimizer);
     }
+    if (run.state.step == 0) check_causality(*run.model, c.sequence_length);
     if (!run.writes()) return train_steps(run);
     // A process may have been killed between its last checkpoint and this.
     prune_checkpoints(folder, c.keep_steps);

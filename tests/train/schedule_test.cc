@@ -61,6 +61,30 @@ TEST(TrainSettings, TokensAndStepsGiveEachOther) {
   EXPECT_EQ(again.steps, 3);
 }
 
+TEST(TrainSettings, WarmUpFractionIsRoundedDownFromTheDecimalNumber) {
+  for (const auto& [fraction, steps, warmup] :
+       std::vector<std::tuple<std::string, int, int>>{{"0.29", 100, 29},
+                                                      {"0.57", 100, 57},
+                                                      {"0.58", 100, 58},
+                                                      {"0.1", 25, 2},
+                                                      {"0.299999", 100, 29},
+                                                      {"0.01", 99, 0},
+                                                      {"0.07", 3'000'000, 210'000}})
+    EXPECT_EQ(config(fmt::format("steps = {}\nwarmup_fraction = {}", steps, fraction)).warmup_steps,
+              warmup)
+        << fraction << " of " << steps;
+}
+
+// Earlier versions made 28 steps of 0.29 · 100. Their config.toml has both keys.
+TEST(TrainSettings, EarlierRoundingOfTheWarmUpIsKept) {
+  for (const int steps : {28, 29})
+    EXPECT_EQ(config(fmt::format("steps = 100\nwarmup_fraction = 0.29\nwarmup_steps = {}", steps))
+                  .warmup_steps,
+              steps);
+  EXPECT_MESSAGE(config("steps = 100\nwarmup_fraction = 0.29\nwarmup_steps = 27"),
+                 "warmup_fraction");
+}
+
 TEST(TrainSettings, RangesAreRefusedWithThePlace) {
   for (const auto& [text, key] : std::vector<std::pair<std::string, std::string>>{
            {"steps = 0", "steps"},

@@ -1,0 +1,31 @@
+#include "base/config_differences.h"
+
+#include <algorithm>
+#include <iterator>
+
+namespace assay {
+namespace {
+
+std::string path_of(const ConfigNode& table, const std::string& key) {
+  return table.name().empty() ? key : table.name() + "." + key;
+}
+
+}  // namespace
+
+std::vector<std::string> differences(const ConfigNode& before, const ConfigNode& now) {
+  std::vector<std::string> keys = before.keys(), found;
+  for (const std::string& key : now.keys())
+    if (!before.has(key)) keys.push_back(key);
+  for (const std::string& key : keys) {
+    if (before.is_table(key) || now.is_table(key)) {
+      std::ranges::move(differences(before.child(key), now.child(key)), std::back_inserter(found));
+    } else if (const std::string is = now.value(key), was = before.value(key); is != was) {
+      const auto shown = [](const std::string& value) { return value.empty() ? "absent" : value; };
+      found.push_back(
+          fmt::format("{} is {} instead of {}", path_of(now, key), shown(is), shown(was)));
+    }
+  }
+  return found;
+}
+
+}  // namespace assay

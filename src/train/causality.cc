@@ -1,0 +1,91 @@
+#include "train/causality.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <torch/torch.h>
+
+#include <map>
+
+#include "nn/recompute.h"
+
+namespace assay::train {
+namespace {
+
+constexpr int64_t kLongest = 512, kLayersOfAMixer = 2;
+// Kernels may round otherwise if later positions of a chunk change. An output that reads one of 512
+// positions changes by more.
+double tolerance_of(at::ScalarType dtype) { return dtype == at::kDouble ? 1e-9 : 1e-3; }
+
+// The parameters that start at zero, with small random numbers as long as this lives.
+class FilledZeros {
+ public:
+  FilledZeros(torch::nn::Module& part, at::Generator& generator) {
+    for (const at::Tensor& parameter : part.parameters()) {
+      if (parameter.count_nonzero().item<int64_t>() > 0) continue;
+      zeros_.push_back(parameter);
+      const auto options = at::TensorOptions().dtype(at::kFloat);
+      zeros_.back().copy_(0.1 * at::randn(parameter.sizes(), generator, options));
+    }
+  }
+  ~FilledZeros() {
+    const at::NoGradGuard no_grad;
+    for (at::Tensor& parameter : zeros_) parameter.zero_();
+  }
+  FilledZeros(const FilledZeros&) = delete;
+
+ private:
+  std::vector<at::Tensor> zeros_;
+};
+
+// The largest change of the outputs before position `cut`, relative to the largest of them.
+// Sequence 1 of the batch differs from sequence 0 from `cut` on.
+double change_before(int64_t cut, const at::Tensor& output) {
+  const at::Tensor before = output.slice(1, 0, cut).to(at::kDouble);
+  const double change = (before[0] - before[1]).abs().max().item<double>();
+  return change / std::max(before.abs().max().item<double>(), 1e-30);
+}
+
+}  // namespace
+
+void check_causality(nn::LanguageModel& model, int64_t sequence_length) {
+  const int64_t time = std::min({sequence_length, model.max_time(), kLongest});
+  if (time < 2) return;
+  // Odd, so that it lies within the chunks of mixers that divide a sequence
+  const int64_t cut = time / 2 | 1;
+  const at::NoGradGuard no_grad;
+  at::Generator generator = at::detail::createCPUGenerator(/*seed_val=*/1);
+  const nn::ModelConfig& c = model.spec.config;
+  const auto options = at::TensorOptions().dtype(at::kFloat);
+  at::Tensor x = at::randn({1, time, c.d_model}, generator, options).repeat({2, 1, 1});
+  x[1].slice(0, cut).copy_(at::randn({time - cut, c.d_model}, generator, options));
+  x = x.to(model.embedding.options());
+  const auto check = [&](nn::Mixer& part, const std::string& name, int64_t layer,
+                         nn::State& state) {
+    const FilledZeros filled(part, generator);
+    const double change = change_before(cut, part.forward(x, state));
+    if (change > tolerance_of(x.scalar_type()))
+      fail(
+          "layer {}: {} reads later tokens. "
+          "If the positions from {} on of a sequence of {} change, "
+          "its outputs before them change by {:.2g} of the largest. "
+          "The held-out losses of such a model mean nothing, "
+          "because it sees the tokens that it predicts. Nothing was trained. "
+          "Let an output depend on its own and earlier positions only; "
+          "the tests MixerForms show for each mixer whether it does.",
+          layer, name, cut, time, change);
+  };
+  std::map<std::string, int64_t> checked;  // layers of one mixer
+  nn::Handed handed;
+  for (int64_t i = 0; i < std::ssize(model.layers); ++i) {
+    const std::string& name = c.pattern[size_t(i) % c.pattern.size()];
+    if (++checked[name] > kLayersOfAMixer) continue;
+    nn::State state;
+    state.last = true;
+    state.handed.swap(handed);
+    check(*model.layers[size_t(i)]->mixer, name, i, state);
+    if (nn::Mixer* mixer = model.layers[size_t(i)]->channel_mixer.get())
+      check(*mixer, c.channel_mixer, i, state);
+    state.handed.swap(handed);
+  }
+}
+
+}  // namespace assay::train
