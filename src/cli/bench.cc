@@ -125,7 +125,8 @@ void add(CLI::App& app) {
   auto o = std::make_shared<Options>();
   CLI::App* command =
       subcommand(*bench, "attention",
-                 "time full, window and Top-1 attention, forward and backward, by sequence length");
+                 "time full, window and Top-1 attention, forward and backward, by sequence length",
+                 {"bench attention --lengths 1024,8192"});
   command->add_option("--lengths", o->bench.lengths, "sequence lengths T, separated by commas")
       ->delimiter(',')
       ->capture_default_str()

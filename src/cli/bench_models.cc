@@ -7,6 +7,7 @@
 
 #include "base/files.h"
 #include "base/interrupt.h"
+#include "base/program.h"
 #include "bench/models.h"
 #include "bench/processes.h"
 #include "cli/command.h"
@@ -193,8 +194,7 @@ void run(Options o) {
   train::set_up_torch();
   const c10::Device device = train::choose_device(o.device);
   const Json rows = o.models.size() == 1 ? Json::array({row_of(o.models[0], o, device)})
-                                         : bench::model_rows(fs::read_symlink("/proc/self/exe"),
-                                                             o.models, arguments(o));
+                                         : bench::model_rows(own_program(), o.models, arguments(o));
   const Json& base =
       *std::ranges::find(rows, Json(reference), [](const Json& row) { return row["model"]; });
   const auto table = [&](bool for_file) { return table_of(rows, base, o, for_file); };
@@ -222,7 +222,8 @@ void add_bench_models(CLI::App& bench) {
   auto o = std::make_shared<Options>();
   CLI::App* command = subcommand(
       bench, "models",
-      "compare models: parameters, state, FLOPs, training speed and operator implementations");
+      "compare models: parameters, state, FLOPs, training speed and operator implementations",
+      {"bench models transformer++ mamba2 --steps 0"});
   command->add_option("MODEL", o->models,
                       "presets (assay list models) or files (mine.toml); "
                       "default: all presets, which takes minutes");

@@ -24,8 +24,9 @@ Registry<AddCommand>& commands();
 Registry<AddCommand>& eval_commands();
 
 // A subcommand of `app` with --json: one JSON document on standard output, everything else
-// on standard error.
-CLI::App* subcommand(CLI::App& app, const std::string& name, const std::string& what);
+// on standard error. --help ends with the examples, which are written without the program's name.
+CLI::App* subcommand(CLI::App& app, const std::string& name, const std::string& what,
+                     const std::vector<std::string>& examples = {});
 
 // Checks of option values. Their messages say what was expected: "'x' is not a positive number".
 CLI::Validator positive_number();

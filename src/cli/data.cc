@@ -116,12 +116,16 @@ void synth(const Options& options) {
 }
 
 void adopt(const Options& options) {
-  data::adopt({.files = {options.files.begin(), options.files.end()},
-               .tokenizer = options.tokenizer,
-               .store = options.store,
-               .overwrite = options.overwrite});
-  const json info = describe(data::TokenStore(options.store));
-  print(info, as_table(info));
+  const int64_t left_out = data::adopt({.files = {options.files.begin(), options.files.end()},
+                                        .tokenizer = options.tokenizer,
+                                        .store = options.store,
+                                        .overwrite = options.overwrite});
+  json info = describe(data::TokenStore(options.store));
+  info["left_out"] = left_out;
+  std::string text = as_table(info);
+  if (left_out > 0)
+    text += fmt::format("left out: {} without a token\n", counted(left_out, "document"));
+  print(info, text);
 }
 
 void info(const Options& options) {
@@ -164,7 +168,9 @@ void verify(const Options& options) {
 }
 
 void add_prepare(CLI::App& data, std::shared_ptr<Options> options) {
-  CLI::App* command = subcommand(data, "prepare", "convert text to a token store");
+  CLI::App* command =
+      subcommand(data, "prepare", "convert text to a token store",
+                 {"data prepare --tokenizer t.model -o store corpus/ --domain 'web=*/web/*'"});
   command
       ->add_option("FILE", options->files,
                    "JSON Lines or text, plain, .zst or .gz; folders are searched")
@@ -193,7 +199,8 @@ void add_prepare(CLI::App& data, std::shared_ptr<Options> options) {
 }
 
 void add_synth(CLI::App& data, std::shared_ptr<Options> options) {
-  CLI::App* command = subcommand(data, "synth", "write synthetic domains with a known truth");
+  CLI::App* command = subcommand(data, "synth", "write synthetic domains with a known truth",
+                                 {"data synth -o store"});
   command->add_option("-o,--output", options->store, "the store to write")->required();
   options->synthetic.fields([&](std::string name, auto& value, const char* what = "") {
     std::replace(name.begin(), name.end(), '_', '-');
@@ -205,7 +212,8 @@ void add_synth(CLI::App& data, std::shared_ptr<Options> options) {
 
 void add_adopt(CLI::App& data, std::shared_ptr<Options> options) {
   CLI::App* command =
-      subcommand(data, "adopt", "make a token store from .bin/.idx files that Megatron-LM wrote");
+      subcommand(data, "adopt", "make a token store from .bin/.idx files that Megatron-LM wrote",
+                 {"data adopt web.train.idx --tokenizer t.model -o store"});
   command
       ->add_option("FILE.idx", options->files,
                    "DOMAIN.SPLIT.idx, with its .bin file in the same folder")
@@ -222,7 +230,8 @@ void add_adopt(CLI::App& data, std::shared_ptr<Options> options) {
 void add_overlap(CLI::App& data, std::shared_ptr<Options> options) {
   CLI::App* command =
       subcommand(data, "overlap",
-                 "measure the share of test n-grams and documents that occur in the training text");
+                 "measure the share of test n-grams and documents that occur in the training text",
+                 {"data overlap store"});
   command->add_option("STORE_A", options->store, "token store of the training text")->required();
   command->add_option("STORE_B", options->other_store, "token store of the test text [STORE_A]");
   command->add_option("--train-split", options->overlap.train_split, "split of the training text")
@@ -241,11 +250,12 @@ void add(CLI::App& app) {
   add_synth(*data, options);
   add_adopt(*data, options);
   add_overlap(*data, options);
-  CLI::App* command =
-      subcommand(*data, "info", "show documents, tokens and bytes of a token store");
+  CLI::App* command = subcommand(*data, "info", "show documents, tokens and bytes of a token store",
+                                 {"data info store"});
   command->add_option("STORE", options->store, "token store")->required();
   command->callback([=] { info(*options); });
-  command = subcommand(*data, "verify", "check every file of a store against its checksum");
+  command = subcommand(*data, "verify", "check every file of a store against its checksum",
+                       {"data verify store"});
   command->add_option("STORE", options->store, "token store")->required();
   command->callback([=] { verify(*options); });
 }

@@ -65,7 +65,8 @@ void doctor() {
 
 void add(CLI::App& app) {
   subcommand(app, "doctor",
-             "show CPU, GPU and versions of this machine, and the implementation of each operator")
+             "show CPU, GPU and versions of this machine, and the implementation of each operator",
+             {"doctor"})
       ->callback(doctor);
 }
 const bool registered = commands().add("doctor", add);

@@ -1,4 +1,5 @@
-// assay eval loss RUN --data STORE, assay eval probe RUN --data STORE, assay losses MODEL --data STORE
+// assay eval loss RUN --data STORE, assay eval probe RUN --data STORE,
+// assay losses MODEL --data STORE
 #include <torch/torch.h>
 
 #include <nlohmann/json.hpp>
@@ -191,7 +192,8 @@ void add(CLI::App& app) {
   command->require_subcommand(1);
   auto loss = std::make_shared<Options>();
   CLI::App* losses =
-      subcommand(*command, "loss", "measure held-out loss by domain, by document and by slice");
+      subcommand(*command, "loss", "measure held-out loss by domain, by document and by slice",
+                 {"eval loss run --data store"});
   add_common(*losses, *loss);
   losses->add_option("--split", loss->split,
                      "split of the domains to evaluate; default: the sets of the run");
@@ -204,7 +206,8 @@ void add(CLI::App& app) {
   CLI::App* probes =
       subcommand(*command, "probe",
                  "measure what each mixer does with earlier positions: how many reach a query, "
-                 "how evenly, and by content or by position");
+                 "how evenly, and by content or by position",
+                 {"eval probe run --data store"});
   add_common(*probes, *probe);
   probes->add_option("--set", probe->set,
                      "DOMAIN.SPLIT; default: the first that the run was evaluated on");
@@ -238,7 +241,7 @@ void add_losses(CLI::App& app) {
   command->add_option("--seed", o->seed, "default: that of the run")->check(non_negative_number());
   command->footer(
       "Examples:\n"
-      "  assay losses study/runs/window.82M.seed-1.0a1b2c3d --data store -o window.jsonl --name window\n"
+      "  assay losses study/runs/window.seed-1.0a1b2c3d --data store -o w.jsonl --name window\n"
       "  assay losses exported/ --data store --tokens 300000000000 -o pythia.jsonl\n");
   command->callback([o] { write_judged_losses(*o); });
 }

@@ -127,7 +127,8 @@ void run(const Options& o) {
 void add(CLI::App& eval) {
   auto o = std::make_shared<Options>();
   CLI::App* command =
-      subcommand(eval, "extrapolation", "measure the loss by position, past the training length");
+      subcommand(eval, "extrapolation", "measure the loss by position, past the training length",
+                 {"eval extrapolation run --data store --set web.test"});
   command
       ->add_option("MODEL", o->models, "runs, checkpoints, imported models or Hugging Face folders")
       ->required();

@@ -5,6 +5,7 @@
 #include "cli/command.h"
 #include "report/svg.h"
 #include "report/table.h"
+#include "study/plan.h"
 #include "tasks/mqar_runner.h"
 #include "train/device.h"
 
@@ -133,10 +134,11 @@ void run(const Options& o) {
 void add(CLI::App& eval) {
   auto o = std::make_shared<Options>();
   CLI::App* command = subcommand(
-      eval, "mqar", "train small models of every architecture on associative recall (MQAR)");
+      eval, "mqar", "train small models of every architecture on associative recall (MQAR)",
+      {"eval mqar mqar/small -o results"});
   command
       ->add_option("PLAN", o->study.plan,
-                   "TOML with [mqar] and [model.NAME], such as plans/mqar/small.toml")
+                   "TOML with [mqar] and [model.NAME], or the name of one, such as mqar/small")
       ->required();
   command
       ->add_option("-o,--output", o->study.study,
@@ -159,6 +161,7 @@ void add(CLI::App& eval) {
                       "internal: train only this run of the plan (the first is 0), "
                       "print its result, and store nothing");
   command->callback([=] {
+    o->study.plan = study::plan_file(o->study.plan);
     if (command->count("--jobs") == 0)
       o->study.jobs = std::max<int64_t>(1, int64_t(o->study.devices.size()));
     run(*o);

@@ -193,7 +193,8 @@ void run(Options o) {
 void add(CLI::App& eval) {
   auto o = std::make_shared<Options>();
   CLI::App* command =
-      subcommand(eval, "niah", "measure passkey retrieval: S-NIAH-1, -2 and -3 of RULER");
+      subcommand(eval, "niah", "measure passkey retrieval: S-NIAH-1, -2 and -3 of RULER",
+                 {"eval niah run --lengths 256,512"});
   command
       ->add_option("MODEL", o->models, "runs, checkpoints, imported models or Hugging Face folders")
       ->required();

@@ -94,6 +94,33 @@ Json differences_json(const std::vector<Result>& results) {
   return out;
 }
 
+// The accuracy of guessing: the mean of 1 / choices. NaN where an item has no choices.
+double chance_of(const Result& result, const std::string& metric) {
+  double sum = 0;
+  for (const tasks::Item& item : result.items) {
+    const size_t choices = item.scores.value("scores", Json::array()).size();
+    if (choices < 2 || !metric.starts_with("acc")) return std::nan("");
+    sum += 1 / double(choices);
+  }
+  return sum / double(result.items.size());
+}
+
+// The last parts of the path of a model, as many as tell all models apart.
+std::string short_name(const std::string& model, const std::vector<Result>& results) {
+  const auto last = [](const std::string& path, int parts) {
+    fs::path rest = fs::path(path + "/").lexically_normal().parent_path(), name;
+    for (; parts > 0 && rest.has_filename(); --parts, rest = rest.parent_path())
+      name = name.empty() ? rest.filename() : rest.filename() / name;
+    return name.string();
+  };
+  for (int parts = 1; parts < 8; ++parts)
+    if (std::ranges::none_of(results, [&](const Result& other) {
+          return other.model != model && last(other.model, parts) == last(model, parts);
+        }))
+      return last(model, parts);
+  return model;
+}
+
 report::Table scores_table(const std::vector<Result>& results) {
   report::Table table{.id = "tasks",
                       .title = "Tasks",
@@ -102,13 +129,15 @@ report::Table scores_table(const std::vector<Result>& results) {
                                   {"metric"},
                                   {"model"},
                                   {"value with 95 % interval", report::Format::loss},
+                                  {"chance", report::Format::loss},
                                   {"items", report::Format::text},
                                   {"truncated", report::Format::text}}};
   for (const Result& result : results)
     for (const std::string& metric : result.metrics)
-      table.rows.push_back(
-          {result.task, metric, result.model, tasks::summarize(result.items, metric).interval,
-           std::to_string(result.ran.items), std::to_string(result.ran.truncated)});
+      table.rows.push_back({result.task, metric, short_name(result.model, results),
+                            tasks::summarize(result.items, metric).interval,
+                            chance_of(result, metric), std::to_string(result.ran.items),
+                            std::to_string(result.ran.truncated)});
   return table;
 }
 
@@ -326,7 +355,8 @@ void run(Options o) {
 void add(CLI::App& eval) {
   auto o = std::make_shared<Options>();
   CLI::App* command = subcommand(
-      eval, "tasks", "evaluate few-shot tasks, item by item as lm-evaluation-harness does");
+      eval, "tasks", "evaluate few-shot tasks, item by item as lm-evaluation-harness does",
+      {"eval tasks run --tasks lambada_openai,piqa --data tasks/"});
   command->add_option("MODEL", o->models,
                       "runs, checkpoints, imported models or Hugging Face folders");
   command

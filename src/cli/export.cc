@@ -58,7 +58,8 @@ void run(const Options& options) {
 
 void add(CLI::App& app) {
   auto options = std::make_shared<Options>();
-  CLI::App* command = subcommand(app, "export", "convert a model to Hugging Face's layout");
+  CLI::App* command = subcommand(app, "export", "convert a model to Hugging Face's layout",
+                                 {"export run -o folder"});
   command->add_option("MODEL", options->model, "a run, a checkpoint of one, or an imported model")
       ->required();
   command->add_option("-o,--output", options->output, "the folder to write")->required();

@@ -106,7 +106,9 @@ void run(const Options& options) {
 
 void add(CLI::App& app) {
   auto o = std::make_shared<Options>();
-  CLI::App* command = subcommand(app, "generate", "generate text or tokens with a trained model");
+  CLI::App* command =
+      subcommand(app, "generate", "generate text or tokens with a trained model",
+                 {"generate --model run --prompt 'Once upon a time' --max-tokens 50"});
   add_model_options(*command, o->model);
   auto* prompt = command->add_option("--prompt", o->prompt,
                                      "text to continue; without it the model begins a document");

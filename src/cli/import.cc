@@ -32,7 +32,8 @@ void run(const Options& options) {
 void add(CLI::App& app) {
   auto options = std::make_shared<Options>();
   CLI::App* command =
-      subcommand(app, "import", "convert a model from Hugging Face's layout to Assay's");
+      subcommand(app, "import", "convert a model from Hugging Face's layout to Assay's",
+                 {"import folder -o model"});
   command->add_option("DIR", options->folder, "folder with config.json and model.safetensors")
       ->required();
   command->add_option("-o,--output", options->output, "the folder to write")->required();

@@ -17,7 +17,8 @@ struct Options {
 
 void run(const Options& options) {
   const study::ForeignLosses found = study::read_losses(options.losses, options.reference);
-  study::study_of_records(found.plan, found.records, options.losses.front().string(), options.output);
+  study::study_of_records(found.plan, found.records, options.losses.front().string(),
+                          options.output);
   const report::Written written = report::write_report(options.output);
   std::string text = written.summary;
   for (const std::string& note : found.notes) text += "Note: " + note + "\n";

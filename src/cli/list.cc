@@ -117,6 +117,7 @@ Listed listed(const std::string& kind) {
   if (kind == "datasets") return datasets();
   const std::vector<std::string> kinds = {"mixers", "channel_mixers", "ops",     "models",
                                           "plans",  "tasks",          "datasets"};
+  if (kind.empty()) fail("list takes a kind: {}", join(kinds));
   fail("unknown kind '{}'{}\n  Kinds: {}.", kind, did_you_mean(kind, kinds), join(kinds));
 }
 
@@ -310,10 +311,10 @@ void describe(const std::string& kind, const std::string& name) {
 void add_list(CLI::App& app) {
   auto kind = std::make_shared<std::string>();
   CLI::App* command =
-      subcommand(app, "list", "list mixers, channel_mixers, ops, models, plans, tasks or datasets");
-  command
-      ->add_option("kind", *kind, "mixers, channel_mixers, ops, models, plans, tasks or datasets")
-      ->required();
+      subcommand(app, "list", "list mixers, channel_mixers, ops, models, plans, tasks or datasets",
+                 {"list mixers"});
+  command->add_option("kind", *kind,
+                      "mixers, channel_mixers, ops, models, plans, tasks or datasets");
   command->callback([kind] { list(*kind); });
 }
 
@@ -321,7 +322,8 @@ void add_describe(CLI::App& app) {
   auto words = std::make_shared<std::pair<std::string, std::string>>();
   CLI::App* command =
       subcommand(app, "describe",
-                 "show formula, fields, types and defaults of a part, or the question of a plan");
+                 "show formula, fields, types and defaults of a part, or the question of a plan",
+                 {"describe mixer gla", "describe model mamba2"});
   command
       ->add_option("kind", words->first,
                    "mixer, channel_mixer, op, model, plan, task, dataset or table")

@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "base/interrupt.h"
+#include "base/program.h"
 #include "cli/command.h"
 #include "study/process.h"
 
@@ -55,7 +56,7 @@ class LocalRanks {
     ::setenv("LOCAL_WORLD_SIZE", std::to_string(count).c_str(), 1);
     ::setenv("MASTER_ADDR", "127.0.0.1", 1);
     ::setenv("MASTER_PORT", std::to_string(listener.port).c_str(), 1);
-    const std::vector<std::string> arguments = study::own_command_line();
+    const std::vector<std::string> arguments = own_command_line();
     for (int64_t rank = 0; rank < count; ++rank) {
       ::setenv("RANK", std::to_string(rank).c_str(), 1);
       ::setenv("LOCAL_RANK", std::to_string(rank).c_str(), 1);

@@ -1,5 +1,6 @@
-// The program: parses the command line, runs one subcommand, turns errors into one message and
-// an exit code.
+// Parses the command line, runs one subcommand, turns errors into one message and an exit code.
+#include "cli/main.h"
+
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -15,6 +16,7 @@
 
 #include "base/config.h"
 #include "base/interrupt.h"
+#include "base/program.h"
 #include "base/truncated_files.h"
 #include "base/version.h"
 #include "cli/command.h"
@@ -81,6 +83,16 @@ int run(int argc, char** argv) {
   for (const std::string& name : commands().names()) commands().at(name)(app);
   check_option_values(app);
   try {
+    if (argc == 1) {
+      std::fputs(app.help().c_str(), stderr);
+      return kBadInput;
+    }
+    if (argv[1] == std::string_view("help")) {  // as `assay COMMAND --help`
+      const CLI::App* command = &app;
+      for (int i = 2; i < argc; ++i) command = command->get_subcommand(argv[i]);
+      std::cout << command->help();
+      return end_output();
+    }
     if (argc > 1 && argv[1][0] != '-') {
       commands().at(argv[1]);  // names the nearest
       check_subcommand(*app.get_subcommand(argv[1]), argc > 2 ? argv[2] : "");
@@ -137,8 +149,12 @@ Registry<AddCommand>& eval_commands() {
   return registry;
 }
 
-CLI::App* subcommand(CLI::App& app, const std::string& name, const std::string& what) {
+CLI::App* subcommand(CLI::App& app, const std::string& name, const std::string& what,
+                     const std::vector<std::string>& examples) {
   CLI::App* command = app.add_subcommand(name, what);
+  std::string footer = examples.size() == 1 ? "Example:" : "Examples:";
+  for (const std::string& example : examples) footer += "\n  assay " + example;
+  if (!examples.empty()) command->footer(footer);
   command->add_flag("--json", json_flag, "one JSON document on standard output");
   return command;
 }
@@ -178,10 +194,15 @@ void print(const nlohmann::json& document, const std::string& text) {
 
 }  // namespace assay::cli
 
-int main(int argc, char** argv) {
+int assay_main(int argc, char** argv) {
   assay::cli::open_standard_descriptors();
   assay::catch_interrupts();
   assay::catch_truncated_files();
   std::signal(SIGXFSZ, SIG_IGN);  // a limit of the file size is an error of write() then
   return assay::cli::run(argc, argv);
+}
+
+int assay_hosted_main(const char* script, int argc, char** argv) {
+  assay::set_hosted_program(script, {argv + 1, argv + argc});
+  return assay_main(argc, argv);
 }

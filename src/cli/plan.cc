@@ -40,7 +40,8 @@ void add(CLI::App& app) {
   plan->require_subcommand(1);
   auto options = std::make_shared<Options>();
   CLI::App* command = subcommand(
-      *plan, "new", "write a plan for a token store, to be edited and given to assay run");
+      *plan, "new", "write a plan for a token store, to be edited and given to assay run",
+      {"plan new --data store -o mine.toml"});
   command->add_option("--data", options->data, "token store (`assay data prepare`)")->required();
   command
       ->add_option("--train", options->train,

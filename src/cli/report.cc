@@ -36,13 +36,15 @@ void run(const Options& options) {
         "{}: There is no plan.json of records and no study.sqlite in this folder. "
         "Nothing was written.",
         options.study.string());
-  } else if (!options.output.empty()) {
+  } else if (!options.output.empty() &&
+             (fs::exists(options.output / "study.sqlite") || holds_records(options.output))) {
     fail(
-        "{}: -o is for folders of records. The report of a study is written into its own folder. "
+        "{}: The folder holds a study or records of runs. Choose another one with -o. "
         "Nothing was written.",
-        options.study.string());
+        options.output.string());
   }
-  const report::Written written = report::write_report(study);
+  const report::Written written =
+      report::write_report(study, study == options.study ? options.output : fs::path());
   Json document = {
       {"report", written.page.string()}, {"runs", written.runs}, {"verdicts", written.verdicts}};
   if (!written.tasks.is_null()) document["tasks"] = written.tasks;
@@ -64,13 +66,14 @@ void run(const Options& options) {
 void add(CLI::App& app) {
   auto options = std::make_shared<Options>();
   CLI::App* command = subcommand(
-      app, "report", "write the report of a study again: report.html, figures/*.svg, tables/*.csv");
+      app, "report", "write the report of a study again: report.html, figures/*.svg, tables/*.csv",
+      {"report study", "report records -o out"});
   command
       ->add_option("STUDY", options->study,
                    "folder of a study, or a folder of records written with --records")
       ->required();
   command->add_option("-o,--output", options->output,
-                      "folder for the report when STUDY is a folder of records");
+                      "folder for the report; required when STUDY is a folder of records");
   command->add_option("--records", options->records,
                       "also write a compact record of every finished run, and the plan, "
                       "into this folder");

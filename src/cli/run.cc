@@ -1,6 +1,7 @@
 // assay run PLAN.toml -o STUDY
 #include <nlohmann/json.hpp>
 
+#include "base/program.h"
 #include "base/progress.h"
 #include "cli/command.h"
 #include "report/report.h"
@@ -46,7 +47,7 @@ std::vector<std::string> words_of(const std::vector<std::string>& texts) {
 study::SlurmOptions slurm_options(const Options& options) {
   study::SlurmOptions out{.sbatch = words_of(options.sbatch),
                           .controller = words_of(options.sbatch_controller),
-                          .command = study::own_command_line(),
+                          .command = own_command_line(),
                           .wait = !options.no_wait};
   std::erase(out.command, "--dry-run");
   if (out.wait) out.command.push_back("--no-wait");
@@ -142,7 +143,8 @@ void add(CLI::App& app) {
   CLI::App* command =
       subcommand(app, "run",
                  "run a plan (models x budgets x seeds x settings) and write its report; "
-                 "resumable at any point");
+                 "resumable at any point",
+                 {"run mine.toml --data store -o study", "run demo --dry-run"});
   command
       ->add_option("PLAN", options->study.plan,
                    "the plan: a TOML file, or a name (`assay list plans`)")

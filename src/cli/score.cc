@@ -9,6 +9,7 @@
 #include <numeric>
 
 #include "base/interrupt.h"
+#include "base/json.h"
 #include "cli/command.h"
 #include "cli/model.h"
 #include "cli/standard_input.h"
@@ -36,12 +37,42 @@ struct Line {
 
 constexpr int kDeepest = 16;  // copying and printing deeper JSON could overflow the stack
 
+// The text of a number under the key "id" of a JSON object, as it is written there. A parsed number
+// would lose digits.
+std::string text_of_id(std::string_view object) {
+  int depth = 0;
+  size_t begin = 0, end = 0;  // of the last value
+  bool is_key = true;         // of the next string
+  for (size_t i = 0; i < object.size(); ++i) {
+    const char c = object[i];
+    if (c == '"') {
+      const size_t open = i++;
+      while (object[i] != '"') i += object[i] == '\\' ? 2 : 1;
+      if (depth != 1 || !is_key || json::parse(object.substr(open, i + 1 - open)) != "id") continue;
+      begin = object.find_first_not_of(" \t\r\n", object.find(':', i) + 1);
+      end = object.find_first_of(" \t\r\n,}", begin);
+    } else if (c == '{' || c == '[') {
+      ++depth;
+    } else if (c == '}' || c == ']') {
+      --depth;
+    }
+    if (depth == 1 && (c == ':' || c == ',')) is_key = c == ',';
+  }
+  return std::string(object.substr(begin, end - begin));
+}
+
+bool has(const json& record, const char* key) {
+  return record.contains(key) && !record[key].is_null();
+}
+
 json parse_record(const std::string& text) {
   const auto check_depth = [](int depth, json::parse_event_t, json&) {
     if (depth > kDeepest) fail("has values that are nested deeper than {} levels", kDeepest);
     return true;
   };
   json record = json::parse(text, check_depth, /*allow_exceptions=*/false);
+  if (record.is_discarded())
+    record = json::parse(strict_json(text), check_depth, /*allow_exceptions=*/false);
   if (!record.is_object())
     fail(
         "is not a JSON object; expected {{\"id\": …, \"tokens\": […]}} or {{\"id\": …, \"text\": "
@@ -72,9 +103,10 @@ std::vector<int64_t> tokens_of_list(const json& list) {
 
 void read(Line& line, const std::string& text, const TrainedModel& model) {
   const json record = parse_record(text);
-  if (record.contains("id")) line.id = record["id"].dump();
-  line.from_text = record.contains("text");
-  if (line.from_text == record.contains("tokens")) fail("must have either 'tokens' or 'text'");
+  if (record.contains("id"))
+    line.id = record["id"].is_number() ? text_of_id(text) : record["id"].dump();
+  line.from_text = has(record, "text");
+  if (line.from_text == has(record, "tokens")) fail("must have either 'tokens' or 'text'");
   std::vector<int64_t> tokens =
       line.from_text ? tokens_of_text(record["text"], model) : tokens_of_list(record["tokens"]);
   model.check_tokens(tokens);
@@ -248,7 +280,8 @@ void run(const Options& options) {
 void add(CLI::App& app) {
   auto o = std::make_shared<Options>();
   CLI::App* command =
-      subcommand(app, "score", "compute log-probabilities of texts or tokens, as JSON Lines");
+      subcommand(app, "score", "compute log-probabilities of texts or tokens, as JSON Lines",
+                 {"score --model run lines.jsonl > scores.jsonl"});
   add_model_options(*command, o->model);
   command->add_option("FILE", o->file,
                       R"(lines {"id", "tokens": […]} or {"id", "text"}; default: standard input)");

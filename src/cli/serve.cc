@@ -74,7 +74,8 @@ void run(Options& options, bool has_key) {
 void add(CLI::App& app) {
   auto o = std::make_shared<Options>();
   CLI::App* command =
-      subcommand(app, "serve", "serve a model over HTTP with OpenAI's completions API");
+      subcommand(app, "serve", "serve a model over HTTP with OpenAI's completions API",
+                 {"serve run --port 8000"});
   add_model_options(*command, o->model, "MODEL");
   serve::ServiceOptions& s = o->service;
   s.http.port = 8000;
@@ -90,6 +91,9 @@ void add(CLI::App& app) {
   CLI::Option* key = command->add_option(
       "--api-key", s.api_key,
       "key that requests must send; default: the environment variable ASSAY_API_KEY");
+  command->add_option("--allow-origin", s.http.allowed_origins,
+                      "origin whose web pages may use the server, such as http://localhost:3000; "
+                      "several may be given; *: all");
   command
       ->add_option("--slots", o->slots,
                    "sequences decoded at the same time; default: 8, on CUDA 64")

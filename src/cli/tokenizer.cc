@@ -128,7 +128,8 @@ void add(CLI::App& app) {
   tokenizer->require_subcommand(1);
 
   CLI::App* command = subcommand(
-      *tokenizer, "train", "learn a BPE model (byte fallback, digits split, no normalisation)");
+      *tokenizer, "train", "learn a BPE model (byte fallback, digits split, no normalisation)",
+      {"tokenizer train corpus/ --vocab 16000 -o t.model"});
   command
       ->add_option("FILE", options->files,
                    "JSON Lines or text, plain, .zst or .gz; folders are searched for train files")
@@ -146,11 +147,13 @@ void add(CLI::App& app) {
   command->callback([=] { train(*options); });
 
   command =
-      subcommand(*tokenizer, "encode", "convert lines of text on standard input to lines of ids");
+      subcommand(*tokenizer, "encode", "convert lines of text on standard input to lines of ids",
+                 {"tokenizer encode t.model < lines.txt"});
   command->add_option("MODEL", options->model, "SentencePiece model")->required();
   command->callback([=] { encode(*options); });
 
-  command = subcommand(*tokenizer, "decode", "convert lines of ids on standard input to text");
+  command = subcommand(*tokenizer, "decode", "convert lines of ids on standard input to text",
+                       {"tokenizer decode t.model < ids.txt"});
   command->add_option("MODEL", options->model, "SentencePiece model")->required();
   command->callback([=] { decode(*options); });
 }

@@ -47,6 +47,11 @@ train::RunConfig read_config(const Options& options, int64_t ranks) {
     fail("{}: no such file; the preset of this name is {}. Nothing was changed.", options.file,
          study::preset_file(options.file).lexically_normal().string());
   ConfigNode file = ConfigNode::read_file(options.file);
+  if (file.has("reference") || file.has("models") || file.has("ladder"))
+    fail(
+        "{0}: this is the plan of a study; `assay run {0} --data STORE -o STUDY` runs it. "
+        "Nothing was changed.",
+        options.file);
   for (const std::string& assignment : options.set) file.set(assignment);
   // A resumed run keeps its slices, whatever the number of ranks
   const auto earlier =
@@ -57,6 +62,9 @@ train::RunConfig read_config(const Options& options, int64_t ranks) {
   if (earlier) {
     keep("gradient_slices", std::max<int64_t>(1, earlier->gradient_slices));
     keep("context_slices", earlier->context_slices);
+    if (earlier->warmup_steps != earlier->warmup_steps_of_fraction() &&
+        earlier->warmup_steps == earlier->earlier_warmup_steps())
+      keep("warmup_steps", earlier->warmup_steps);
   }
   return train::read_run_config(file, options.train.store, ranks);
 }
@@ -122,8 +130,10 @@ void run(const Options& options) {
 
 void add(CLI::App& app) {
   auto o = std::make_shared<Options>();
-  CLI::App* command =
-      subcommand(app, "train", "train one model on a token store; resumable bit for bit");
+  CLI::App* command = subcommand(
+      app, "train", "train one model on a token store; resumable bit for bit",
+      {"train plans/models/smoke.toml --data store -o run",
+       "train plans/models/mamba2.toml --data store -o run --set train.steps=200 --resume"});
   command
       ->add_option("model", o->file,
                    "TOML with [model] and [train], such as plans/models/smoke.toml")

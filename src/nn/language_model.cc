@@ -5,8 +5,10 @@
 #include <cmath>
 #include <map>
 
+#include "base/files.h"
 #include "nn/initial_values.h"
 #include "nn/lm_loss.h"
+#include "nn/python_mixer.h"
 #include "nn/recompute.h"
 #include "ops/called.h"
 #include "ops/linear/linear.h"
@@ -55,8 +57,88 @@ std::vector<std::string> names_of_parts(const ModelConfig& config) {
   return parts;
 }
 
+// The name of its table in [model].
+std::string table_of(const std::string& part) {
+  return is_python(part) ? python_class(part) : part;
+}
+
 const MixerEntry& entry(const std::string& part) {
   return mixers().contains(part) ? mixers().at(part) : channel_mixers().at(part);
+}
+
+// The keys of the table of a Python class, as TOML. The class has its defaults in its own text.
+std::string python_fields(const ConfigNode& table) {
+  std::string out;
+  for (const std::string& key : table.keys()) out += key + " = " + table.value(key) + "\n";
+  return out;
+}
+
+// The table of a part with every default written out, and the values that are not the defaults.
+std::string expanded(const std::string& part, const ConfigNode& model) {
+  const ConfigNode table = model.child(table_of(part));
+  return is_python(part) ? python_fields(table) : entry(part).expand(table);
+}
+std::string changed(const std::string& part, const ConfigNode& model) {
+  const ConfigNode table = model.child(table_of(part));
+  return is_python(part) ? python_fields(table) : entry(part).changed(table);
+}
+
+// A string of several lines, as TOML.
+std::string lines_as_toml(const std::string& text) {
+  const std::string quotes = "\"\"\"";
+  std::string out = quotes + "\n";
+  for (const char c : text) {
+    const bool is_control = static_cast<unsigned char>(c) < ' ' && c != '\n' && c != '\t';
+    if (c == '\\' || (c == '"' && out.back() == '"')) out += '\\';
+    if (is_control) out += fmt::format("\\u{:04X}", int(c));
+    else out += c;
+  }
+  return out + quotes;
+}
+
+// The code of the classes that the pattern names as python:CLASS.
+struct PythonKeys {
+  std::string python;         // a file, or a module that can be imported
+  std::string python_source;  // PythonCode::source; read when it is empty
+  void fields(auto&& field) {
+    field("python", python);
+    field("python_source", python_source);
+  }
+};
+
+PythonCode code_of(const ConfigNode& model) {
+  PythonKeys keys;
+  model.read(keys, model.keys());
+  return {keys.python, keys.python_source};
+}
+
+// Without the folder of the file, whose text is there. "" without Python.
+std::string python_code_as_toml(const ConfigNode& model) {
+  const PythonCode code = code_of(model);
+  if (code.name.empty()) return "";
+  std::string file = fs::path(code.name).filename();
+  return to_toml({{"python", &file, ""}}) + "python_source = " + lines_as_toml(code.source) + "\n";
+}
+
+// Writes the code that is read into the table.
+void read_python_code(const std::vector<std::string>& pattern, ConfigNode model) {
+  const PythonCode given = code_of(model);
+  const bool wanted = std::ranges::any_of(pattern, is_python);
+  if (!wanted && !given.name.empty())
+    model.refuse("python",
+                 "{table}.python is given, but no part of {table}.pattern is a python:CLASS");
+  if (!wanted) return;
+  if (given.name.empty())
+    model.refuse("pattern",
+                 "{table}.pattern names a python:CLASS, so {table}.python must name its file, "
+                 "for example python = \"my_mixer.py\"");
+  try {
+    const std::string source = read_python(given.name, given.source).source;
+    if (given.source.empty())
+      model.put("python_source", lines_as_toml(source), model.where("python"));
+  } catch (const BadInput& error) {
+    model.refuse("python", std::string("{table}.python: ") + error.what());
+  }
 }
 
 }  // namespace
@@ -65,34 +147,42 @@ ModelSpec ModelSpec::read(const ConfigNode& model) {
   std::vector<std::string> tables = mixers().names();
   for (const std::string& name : channel_mixers().names()) tables.push_back(name);
   ModelSpec spec{{}, model};
-  model.read(spec.config, tables);
+  // The pattern first, because it names the tables of Python classes
+  model.read(spec.config, model.keys());
+  for (const std::string& part : spec.config.pattern)
+    if (is_python(part)) tables.push_back(python_class(part));
+  std::vector<std::string> keys = tables;
+  if (std::ranges::any_of(spec.config.pattern, is_python) || model.has("python"))
+    keys.insert(keys.end(), {"python", "python_source"});
+  model.read(spec.config, keys);
+  read_python_code(spec.config.pattern, model);
   check(model, spec.config);
-  for (const std::string& name : spec.config.pattern) check_known(mixers(), name, model, "pattern");
+  for (const std::string& name : spec.config.pattern)
+    if (!is_python(name)) check_known(mixers(), name, model, "pattern");
   if (spec.config.channel_mixer != "none")
     check_known(channel_mixers(), spec.config.channel_mixer, model, "channel_mixer");
   const auto parts = names_of_parts(spec.config);
   for (const std::string& table : tables)
-    if (model.has(table) && std::ranges::find(parts, table) == parts.end())
+    if (model.has(table) && std::ranges::find(parts, table, table_of) == parts.end())
       model.refuse(table, fmt::format("a table for '{}', which is not a part of this model ({})",
                                       table, join(parts)));
-  // Throws on unknown keys
-  for (const std::string& part : parts) entry(part).expand(model.child(part));
+  for (const std::string& part : parts) expanded(part, model);  // throws on unknown keys
   return spec;
 }
 
 std::string ModelSpec::toml() const {
   ModelConfig c = config;
-  std::string out = "[model]\n" + to_toml(fields_of(c));
+  std::string out = "[model]\n" + to_toml(fields_of(c)) + python_code_as_toml(tables);
   for (const std::string& part : names_of_parts(config))
-    out += "\n[model." + part + "]\n" + entry(part).expand(tables.child(part));
+    out += "\n[model." + table_of(part) + "]\n" + expanded(part, tables);
   return out;
 }
 
 std::string ModelSpec::identity() const {
   ModelConfig c = config;
-  std::string out = "[model]\n" + to_toml(changed_fields(c));
+  std::string out = "[model]\n" + to_toml(changed_fields(c)) + python_code_as_toml(tables);
   for (const std::string& part : names_of_parts(config))
-    out += "\n[model." + part + "]\n" + entry(part).changed(tables.child(part));
+    out += "\n[model." + table_of(part) + "]\n" + changed(part, tables);
   return out;
 }
 
@@ -144,12 +234,15 @@ namespace {
 std::shared_ptr<Mixer> make_part(const Registry<MixerEntry>& registry, const ModelSpec& spec,
                                  const std::string& name, const Place& place) {
   try {
+    if (is_python(name))
+      return make_python_mixer(code_of(spec.tables), name, expanded(name, spec.tables), place);
     return registry.at(name).make(spec.tables.child(name), place);
   } catch (const ConfigError&) {
     throw;
   } catch (const BadInput& error) {
     const std::string problem = error.what();  // "attention: num_heads = 5 must …"
-    spec.tables.refuse(name, (problem.starts_with(name) ? "{table}." : "{table}: ") + problem);
+    spec.tables.refuse(table_of(name),
+                       (problem.starts_with(name) ? "{table}." : "{table}: ") + problem);
   }
 }
 }  // namespace

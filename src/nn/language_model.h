@@ -55,8 +55,8 @@ struct ModelSpec {
   ConfigNode tables;
   static ModelSpec read(const ConfigNode& model);  // BadInput on unknown names, keys, types
   std::string toml() const;                        // [model] and its tables, every default expanded
-  // The part of toml() that makes the model differ from one with all defaults. A change of a default
-  // therefore needs a new numerics version of the mixer, or of the model.
+  // The part of toml() that makes the model differ from one with all defaults. A change of a
+  // default therefore needs a new numerics version of the mixer, or of the model.
   std::string identity() const;
 };
 

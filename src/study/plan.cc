@@ -7,6 +7,8 @@
 #include <set>
 #include <sstream>
 
+#include "base/program.h"
+
 namespace assay::study {
 namespace {
 
@@ -35,10 +37,6 @@ struct ModelHead {
   }
 };
 
-fs::path program_folder() {
-  std::error_code none;
-  return fs::read_symlink("/proc/self/exe", none).parent_path();
-}
 std::vector<fs::path> preset_folders(const fs::path& plan) {
   std::vector<fs::path> folders;
   if (!plan.empty()) folders = {plan.parent_path() / "models", plan.parent_path() / "../models"};
@@ -216,6 +214,15 @@ TaskPlan read_tasks(const ConfigNode& root, const fs::path& file) {
   return tasks;
 }
 
+// Where the model has a Python file, its path from here.
+void find_python(ConfigNode model, const fs::path& plan) {
+  const std::string value = model.value("python");
+  if (value.size() < 2 || !value.ends_with(".py" + value.substr(value.size() - 1))) return;
+  const std::string path = value.substr(1, value.size() - 2);
+  const std::string where = model.where("python");
+  model.put("python", '"' + found_path(path, plan) + '"', where);
+}
+
 Model read_model(const std::string& name, const ConfigNode& root, const Head& head,
                  const fs::path& file) {
   check_name(name, root.where("models"));
@@ -233,6 +240,7 @@ Model read_model(const std::string& name, const ConfigNode& root, const Head& he
   auto keys = own.keys();
   // What else stands here belongs to the model; the program that builds it checks that
   own.read(mine, keys);
+  find_python(own, file);
   const std::string where = own.has("base")    ? own.where("base")
                             : tables.has(name) ? tables.where(name)
                                                : root.where("models");
@@ -409,8 +417,8 @@ std::vector<VarianceRow> read_variances(const Head& head, const ConfigNode& root
   const fs::path table = file.parent_path() / head.variances;
   if (!fs::exists(table))
     refuse(root.where("variances"),
-           fmt::format("variances: there is no file '{}'; `assay report STUDY --variances FILE` "
-                       "writes one",
+           fmt::format("variances: there is no file '{}'; "
+                       "`assay report STUDY --variances FILE` writes one",
                        table.string()));
   return read_record<VarianceTable>(table).rows;
 }
@@ -418,7 +426,7 @@ std::vector<VarianceRow> read_variances(const Head& head, const ConfigNode& root
 }  // namespace
 
 std::vector<fs::path> plan_folders() {
-  return {"plans", program_folder() / "plans", program_folder() / "../plans"};
+  return {"plans", own_folder() / "plans", own_folder() / "../plans"};
 }
 
 fs::path plan_file(const fs::path& name) {
@@ -430,8 +438,8 @@ fs::path plan_file(const fs::path& name) {
     if (const fs::path file = (folder / name).string() + ".toml"; fs::exists(file, none))
       return file;
   std::vector<std::string> names = names_of_plans("");
-  for (const std::string& ablation : names_of_plans("ablations"))
-    names.push_back("ablations/" + ablation);
+  for (const std::string folder : {"ablations", "mqar"})
+    for (const std::string& plan : names_of_plans(folder)) names.push_back(folder + "/" + plan);
   fail("unknown plan '{}'{}\n  Plans: {}. A file is named with its .toml. Nothing was run.",
        name.string(), did_you_mean(name.string(), names),
        names.empty() ? "none found" : join(names));

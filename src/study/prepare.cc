@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "base/interrupt.h"
+#include "base/program.h"
 #include "base/progress.h"
 #include "data/synthetic.h"
 #include "data/token_store.h"
@@ -312,7 +313,7 @@ std::vector<PlannedRun> all_study_runs(const Plan& plan, const std::vector<Candi
 }  // namespace
 
 fs::path trainer(const StudyOptions& options) {
-  return options.program.empty() ? fs::read_symlink("/proc/self/exe") : options.program;
+  return options.program.empty() ? own_program() : options.program;
 }
 
 std::vector<std::string> training(const PlannedRun& run, const StudyOptions& options) {
@@ -387,8 +388,9 @@ std::vector<std::string> repetition(const std::vector<Candidate>& candidates) {
   for (const auto& [setting, longest] : most)
     if (longest.first > kMostEpochs)
       warnings.push_back(fmt::format(
-          "{}{} reads its training text {:.1f} times. Repeated text biases the comparison at equal "
-          "held-out loss; train at most {:.1f} epochs, or prepare more text.",
+          "{}{} reads its training text {:.1f} times. "
+          "Repeated text biases the comparison at equal held-out loss; "
+          "train at most {:.1f} epochs, or prepare more text.",
           setting.empty() ? "" : setting + ": ", longest.second, longest.first, kMostEpochs));
   return warnings;
 }

@@ -9,7 +9,6 @@
 
 #include <cerrno>
 #include <cstring>
-#include <fstream>
 #include <string_view>
 
 #include "base/error.h"
@@ -123,14 +122,6 @@ Captured capture(const std::vector<std::string>& arguments) {
   const MemoryFile output, errors;
   const Ending ending = wait(start({arguments, output.path(), errors.path()}));
   return {ending, read_file(output.path()), read_file(errors.path())};
-}
-
-std::vector<std::string> own_command_line() {
-  std::ifstream file("/proc/self/cmdline");
-  std::vector<std::string> arguments;
-  for (std::string argument; std::getline(file, argument, '\0');) arguments.push_back(argument);
-  arguments.at(0) = fs::read_symlink("/proc/self/exe");
-  return arguments;
 }
 
 }  // namespace assay::study

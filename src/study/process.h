@@ -43,7 +43,4 @@ struct Captured {
 };
 Captured capture(const std::vector<std::string>& arguments);
 
-// That of this process, with the program's whole path.
-std::vector<std::string> own_command_line();
-
 }  // namespace assay::study

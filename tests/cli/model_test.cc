@@ -236,6 +236,35 @@ TEST_F(ModelCommands, RecordOfABrokenLineHoldsIdLineAndReason) {
                   {"error", "token 18446744073709551615 is outside the model's vocabulary"}}));
 }
 
+TEST_F(ModelCommands, ScoreKeepsTheTextOfNumbersInIds) {
+  std::string lines;
+  const std::vector<std::string> ids = {"123456789012345678901234567890", "1.10", "-0",
+                                        "0.1234567890123456789",          "1E5",  "\"a\\u00e9\""};
+  for (const std::string& id : ids)
+    lines += "{\"x\": {\"id\": [1, 2]}, \"y\": \"id\", \"i\\u0064\" : " + id +
+             " , \"tokens\": [1, 2]}\n";
+  write_file(folder_ / "lines", lines);
+  std::istringstream out(run(0, "score --model hf lines"));
+  for (const std::string& id : ids) {
+    std::string line;
+    std::getline(out, line);
+    const std::string shown = id.starts_with('"') ? "\"aé\"" : id;
+    EXPECT_TRUE(line.starts_with("{\"id\": " + shown + ", \"logprobs\": ")) << line;
+  }
+}
+
+TEST_F(ModelCommands, ScoreReadsNullAsAbsentAndTheJsonOfPython) {
+  const auto found = scores(
+      "{\"id\": 5, \"text\": null, \"tokens\": [1, 2]}\n"
+      "{\"id\": 6, \"score\": NaN, \"tokens\": [1, 2]}\n"
+      "{\"id\": 1, \"id\": 7, \"tokens\": [9], \"tokens\": [1, 2]}\n");
+  ASSERT_EQ(found.size(), 3u);
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(found[size_t(i)]["id"], 5 + i);
+    EXPECT_EQ(found[size_t(i)]["logprobs"], found[0]["logprobs"]);
+  }
+}
+
 TEST_F(ModelCommands, JsonOfScoreIsOneDocumentAfterAnError) {
   write_file(folder_ / "lines", "{\"tokens\": [1, 2]}\n{\"tokens\": [12]}\n");
   const json document = json::parse(run(1, "score --model hf lines --json"));

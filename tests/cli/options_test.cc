@@ -95,11 +95,62 @@ TEST_F(Options, EmptyRequiredValueIsRefused) {
 TEST_F(Options, MisspelledOptionIsNamedWithTheNearest) {
   expect("train x.toml --data store -o run --resum", 2,
          "unknown option '--resum'; did you mean '--resume'?");
-  expect("train x.toml --dat store -o run", 2,
-         "unknown option '--dat'; did you mean '--data'?");
+  expect("train x.toml --dat store -o run", 2, "unknown option '--dat'; did you mean '--data'?");
   expect("doctor --device cuda", 2, "unknown option '--device'");
   expect("run p.toml -o s --launcher slurm --sbatch --partition=gpu --joobs 2", 2,
          "unknown option '--joobs'; did you mean '--jobs'?");
+}
+
+TEST_F(Options, WithoutACommandTheHelpIsPrinted) {
+  expect("", 2, "Usage: ");
+  expect("", 2, "train one model on a token store");
+  expect("help", 0, "train one model on a token store");
+  expect("help train", 0, "--resume");
+  expect("help eval tasks", 0, "--few-shot");
+  expect("list", 2,
+         "list takes a kind: mixers, channel_mixers, ops, models, plans, tasks, datasets");
+}
+
+TEST_F(Options, EveryHelpEndsWithAnExample) {
+  for (const char* command : {"bench attention",
+                              "bench models",
+                              "data adopt",
+                              "data info",
+                              "data overlap",
+                              "data prepare",
+                              "data synth",
+                              "data verify",
+                              "describe",
+                              "doctor",
+                              "eval extrapolation",
+                              "eval loss",
+                              "eval mqar",
+                              "eval niah",
+                              "eval probe",
+                              "eval tasks",
+                              "export",
+                              "generate",
+                              "import",
+                              "list",
+                              "plan new",
+                              "report",
+                              "run",
+                              "score",
+                              "serve",
+                              "tokenizer decode",
+                              "tokenizer encode",
+                              "tokenizer train",
+                              "train"}) {
+    expect(fmt::format("{} --help", command), 0, "Example");
+    expect(fmt::format("{} --help", command), 0, fmt::format("\n  assay {}", command));
+  }
+}
+
+TEST_F(Options, PlansAndMqarPlansAreFoundByTheirNames) {
+  expect("eval mqar mqar/smal -o out", 2, "did you mean 'mqar/small'?");
+  synthesize(folder_);
+  folder_.write("plan.toml", "reference = 'transformer++'\nmodels = ['mamba2']\n");
+  expect("train plan.toml --data store -o run", 2, "`assay run plan.toml --data STORE -o STUDY`");
 }
 
 }  // namespace

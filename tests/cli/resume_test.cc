@@ -196,5 +196,17 @@ TEST_F(Resume, CheckpointOfAnotherStepIsRefused) {
       << outcome.error;
 }
 
+// Versions before 26 November 2026 made 28 steps of a warm-up of 0.29 · 100.
+TEST(ResumeOfEarlierRuns, WarmUpOfTheEarlierRoundingIsKept) {
+  const data::Folder folder;
+  synthesize(folder);
+  const std::string settings = "--set train.steps=100 --set train.warmup_fraction=0.29 ";
+  Outcome outcome = run(folder.path(), train("run", settings + "--set train.warmup_steps=28"));
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.error;
+  outcome = run(folder.path(), train("run", settings + "--resume"));
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.error;
+  EXPECT_NE(read_file(folder / "run" / "config.toml").find("warmup_steps = 28"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace assay::cli

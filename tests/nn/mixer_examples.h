@@ -24,6 +24,9 @@ struct MixerExample {
   }
 };
 
+// For messages of GoogleTest.
+inline void PrintTo(const MixerExample& example, std::ostream* out) { *out << example.name; }
+
 inline std::vector<MixerExample> mixer_examples() {
   std::vector<MixerExample> out;
   for (const bool channel : {false, true}) {

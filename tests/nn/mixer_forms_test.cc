@@ -36,14 +36,20 @@ struct MixerForms : testing::TestWithParam<MixerExample> {
   at::Tensor x;
 };
 
+// What to look for where the forms of a mixer differ.
+constexpr const char* kAdvice =
+    "\nDoes the mixer read later positions, "
+    "or does its state lack something that later pieces need?";
+
 TEST_P(MixerForms, AreOneFunction) {
   const at::NoGradGuard no_grad;
   const at::Tensor whole = run(kTime, false);
   ASSERT_EQ(whole.sizes(), x.sizes());
-  EXPECT_LE(relative_error(run(1, true), whole), 1e-12) << "step by step; " << GetParam().table;
+  EXPECT_LE(relative_error(run(1, true), whole), 1e-12)
+      << "step by step; " << GetParam().table << kAdvice;
   for (const int64_t piece : {1, 16, 31})
     EXPECT_LE(relative_error(run(piece, false), whole), 1e-12)
-        << "pieces of " << piece << "; " << GetParam().table;
+        << "pieces of " << piece << "; " << GetParam().table << kAdvice;
 }
 
 TEST_P(MixerForms, HaveOneGradient) {

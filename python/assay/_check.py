@@ -1,0 +1,339 @@
+"""assay check FILE.py:CLASS: whether a PyTorch module can be a mixer in a plan."""
+
+import argparse
+import copy
+import json
+import os
+import sys
+import typing
+
+import torch
+from torch.autograd.gradcheck import GradcheckError, gradcheck
+
+from . import _mixers
+from ._mixers import Hosted, PythonModuleError, construct, describe, find_class, load
+
+_EXACT = 1e-9  # relative error of float64 results that must be equal but for rounding
+_HALF = 0.05  # of bfloat16 against float64, by Euclidean norms
+
+
+class Result(typing.NamedTuple):
+    name: str
+    ok: bool
+    message: str
+
+
+class _Stop(Exception):
+    """A check whose failure leaves nothing for the later ones."""
+
+
+def _error(found, expected):
+    """The largest difference over the largest value."""
+    scale = max(expected.abs().max().item(), 1e-30)
+    return (found - expected).abs().max().item() / scale
+
+
+class _Checker:
+    def __init__(self, make, d_model, device):
+        self.make, self.d_model, self.device = make, d_model, device
+        self.results = []
+
+    def run(self):
+        try:
+            for check in (
+                self.constructor,
+                self.shape_and_dtype,
+                self.lengths,
+                self.repeated,
+                self.causality,
+                self.rows,
+                self.gradients,
+                self.gradcheck,
+                self.half,
+                self.cuts,
+            ):
+                self._one(check)
+        except _Stop:
+            pass
+        return self.results
+
+    def _one(self, check):
+        name = check.__name__.replace("_", " ")
+        try:
+            self.results.append(Result(name, True, check() or ""))
+        except PythonModuleError as error:
+            self.results.append(Result(name, False, str(error)))
+        except _Stop:
+            raise
+        except Exception as error:
+            self.results.append(Result(name, False, describe(error, self.files)))
+        if not self.results[-1].ok and len(self.results) <= 4:  # the others need these
+            raise _Stop
+
+    def fail(self, text):
+        raise PythonModuleError(f"{self.where}: {text}")
+
+    def _copy(self, dtype):
+        module = copy.deepcopy(self.hosted.module).to(dtype)
+        return Hosted(module, self.files)
+
+    def _x(self, rows, time, dtype=torch.float64, seed=0):
+        generator = torch.Generator().manual_seed(seed)
+        x = torch.randn(rows, time, self.d_model, dtype=torch.float64, generator=generator)
+        return x.to(self.device, dtype)
+
+    def _whole(self, hosted, x):
+        return hosted(x, [], [])[0]
+
+    # Each returns a remark or nothing, and raises PythonModuleError with what is wrong.
+
+    def constructor(self):
+        self.files = None
+        self.hosted = Hosted(self.make())
+        self.where = self.hosted.where
+        self.files = self.hosted.files = {self.where.rpartition(":")[0]}
+        # Starting values of zero hide what is behind them
+        with torch.no_grad():
+            for parameter in self.hosted.module.parameters():
+                if parameter.is_floating_point():
+                    parameter.add_(0.05 * torch.randn_like(parameter))
+        self.hosted.module.to(self.device)
+        self.module64 = self._copy(torch.float64)
+
+    def shape_and_dtype(self):
+        x = self._x(2, 16, torch.float32)
+        before = x.clone()
+        buffers = {n: b.clone() for n, b in self.hosted.module.named_buffers()}
+        out = self.hosted.module(x, None) if self.hosted.keeps_state else self.hosted.module(x)
+        y = out[0] if isinstance(out, tuple) and out else out
+        if not isinstance(y, torch.Tensor):
+            self.fail(f"forward must return a tensor; it returns {type(y).__name__}")
+        self._whole(self.hosted, x)  # checks the shape
+        if y.dtype != torch.float32:
+            self.fail(f"forward returns {y.dtype} for an input of torch.float32")
+        if not y.isfinite().all():
+            self.fail("forward returns values that are NaN or infinite")
+        if not torch.equal(x, before):
+            self.fail("forward changes its input in place; work on a copy")
+        for name, buffer in self.hosted.module.named_buffers():
+            if not torch.equal(buffer, buffers[name]):
+                self.fail(
+                    f"forward changes the buffer '{name}'. Checkpoints do not hold buffers, so a "
+                    "run could not be resumed. Keep what changes in the state"
+                )
+
+    def lengths(self):
+        for time in (1, 2, 7, 33):
+            try:
+                self._whole(self.hosted, self._x(2, time, torch.float32))
+            except PythonModuleError as error:
+                raise PythonModuleError(f"with sequences of {time} tokens: {error}") from error
+
+    def causality(self):
+        """No output reads a later token."""
+        time = 24
+        x, other = self._x(1, time, seed=1), self._x(1, time, seed=2)
+        with torch.no_grad():
+            y = self._whole(self.module64, x)
+            for position in range(1, time):
+                changed = torch.cat([x[:, :position], other[:, position:]], 1)
+                difference = self._whole(self.module64, changed)[:, :position] - y[:, :position]
+                by_position = difference.abs().amax((0, 2)) / y.abs().max().clamp_min(1e-30)
+                leaks = (by_position > _EXACT).nonzero()
+                if len(leaks):
+                    first = int(leaks[0])
+                    self.fail(
+                        f"the output at position {first} changes when the tokens from position "
+                        f"{position} on change (by {by_position[first]:.2g} of the largest value). "
+                        "A language model that reads later tokens has losses without meaning. Does "
+                        "it take a mean, a norm or a softmax over time without a causal mask?"
+                    )
+
+    def rows(self):
+        """The sequences of a batch do not influence each other."""
+        x = self._x(3, 16, seed=3)
+        with torch.no_grad():
+            alone = self._whole(self.module64, x[:1])
+            error = _error(self._whole(self.module64, x)[:1], alone)
+        if error > _EXACT:
+            self.fail(
+                f"the output of a sequence depends on the others of its batch (relative error "
+                f"{error:.2g}). Is a norm or a mean taken over the batch?"
+            )
+
+    def repeated(self):
+        """Two calls give the same bits."""
+        x = self._x(2, 16, torch.float32, seed=4)
+        first, second = self._gradients(self.hosted, x), self._gradients(self.hosted, x)
+        for name in first:
+            if first[name] is not None and not torch.equal(first[name], second[name]):
+                self.fail(
+                    f"two calls with the same input differ in {name}. Does forward draw random "
+                    "numbers (dropout) or keep something from call to call? Evaluation would draw "
+                    "them, too, and a run could not be resumed bit for bit"
+                )
+
+    def gradients(self):
+        """The input and every parameter get a gradient."""
+        found = self._gradients(self.hosted, self._x(2, 16, torch.float32, seed=5))
+        for name, gradient in found.items():
+            if name == "y":
+                continue
+            if gradient is None or not gradient.any():
+                self.fail(
+                    f"{name} gets no gradient. Is it used in forward, and is there a detach(), a "
+                    ".data, an argmax or a no_grad() between it and the output?"
+                )
+            if not gradient.isfinite().all():
+                self.fail(f"the gradient of {name} is NaN or infinite")
+        return f"{len(found) - 2} parameters"
+
+    def _gradients(self, hosted, x):
+        """The output, and the gradients of the input and of every parameter, by what they are."""
+        x = x.clone().requires_grad_()
+        named = dict(hosted.module.named_parameters())
+        y = self._whole(hosted, x)
+        weights = torch.linspace(-1, 1, y.numel(), dtype=y.dtype, device=y.device).view_as(y)
+        if not y.requires_grad:
+            self.fail("the output has no gradient: forward is computed without autograd")
+        gradients = torch.autograd.grad(
+            (y * weights).sum() + y.square().sum(), [x, *named.values()], allow_unused=True
+        )
+        names = ["the input", *(f"the parameter '{name}'" for name in named)]
+        return {"y": y.detach()} | dict(zip(names, gradients))
+
+    def gradcheck(self):
+        """Gradients in float64 agree with finite differences."""
+        module = self.module64.module
+        names = [name for name, p in module.named_parameters()]
+        values = [p.detach().clone().requires_grad_() for p in module.parameters()]
+
+        def function(x, *parameters):
+            given = dict(zip(names, parameters))
+            arguments = (x, None) if self.module64.keeps_state else (x,)
+            out = torch.func.functional_call(module, given, arguments)
+            return out[0] if isinstance(out, tuple) else out
+
+        x = self._x(1, 5, seed=6).requires_grad_()
+        try:
+            gradcheck(function, (x, *values), fast_mode=True)
+        except GradcheckError as error:
+            self.fail(
+                "gradients differ from finite differences in float64: "
+                f"{str(error).strip().splitlines()[0]} Is a backward function wrong, or is the "
+                "module computed in float32 inside?"
+            )
+
+    def half(self):
+        """Results in bfloat16 are close to those in float64."""
+        x = self._x(2, 33, seed=7)
+        x = x.to(torch.bfloat16)
+        with torch.no_grad():
+            exact = self._whole(self.module64, x.double())
+            found = self._whole(self.hosted, x).double()
+        error = ((found - exact).norm() / exact.norm().clamp_min(1e-30)).item()
+        if not error < _HALF:
+            self.fail(
+                f"results in bfloat16 are {error:.1%} off those in float64 (limit {_HALF:.0%}). "
+                "Compute decays, sums over time and norms in float32"
+            )
+        return f"{error:.2%} off"
+
+    def cuts(self):
+        """With a state: wherever a sequence is cut, the output is the same."""
+        if not self.hosted.keeps_state:
+            return "no state: decoding reads the whole sequence again for every token"
+        time = 21
+        x = self._x(2, time, seed=8)
+        with torch.no_grad():
+            whole = self._whole(self.module64, x)
+            for piece in (1, 4, 13):
+                tensors, names, parts = [], [], []
+                for begin in range(0, time, piece):
+                    y, tensors, names = self.module64(x[:, begin : begin + piece], tensors, names)
+                    parts.append(y)
+                    for name, tensor in zip(names, tensors):
+                        if tensor.dim() and tensor.shape[0] != 2:
+                            self.fail(
+                                f"the tensor '{name}' of the state has the shape "
+                                f"{list(tensor.shape)}; its first dimension must be the batch"
+                            )
+                error = _error(torch.cat(parts, 1), whole)
+                if error > _EXACT:
+                    self.fail(
+                        f"pieces of {piece} tokens give another output than the whole sequence "
+                        f"(relative error {error:.2g}). Does the state hold all that later tokens "
+                        "need, and is it used?"
+                    )
+
+
+def _checked(make, d_model, device):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return _Checker(make, d_model, device).run()
+
+
+def check(cls, d_model=64, *, device="cpu", **fields):
+    """Checks whether a module can be a mixer in a plan. Returns a list of (name, ok, message).
+
+    cls: CLASS(d_model, **fields), an nn.Module with forward(x) -> y or
+    forward(x, state) -> (y, state).
+    """
+    return _checked(lambda: construct(cls, d_model, fields), d_model, device)
+
+
+def _field(text):
+    """"key=value" of the command line; the value is TOML, or else a string."""
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise PythonModuleError(f"'{text}' is not a field; expected key=value")
+    try:
+        return key, _mixers.tomllib.loads(f"x = {value}")["x"]
+    except _mixers.tomllib.TOMLDecodeError:
+        return key, value
+
+
+def main(arguments):
+    parser = argparse.ArgumentParser(
+        prog="assay check",
+        description="Check whether a PyTorch module can be a mixer in a plan: causality, gradients, "
+        "precision, and the law of mixers if it has a state.",
+    )
+    parser.add_argument("module", metavar="FILE.py:CLASS", help="or MODULE:CLASS")
+    parser.add_argument("fields", nargs="*", metavar="key=value", help="fields of the constructor")
+    parser.add_argument("--d-model", type=int, default=64, help="width (default: 64)")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:N (default: cpu)")
+    parser.add_argument("--json", action="store_true", help="one JSON document on standard output")
+    options = parser.parse_args(arguments)
+    name, colon, cls = options.module.rpartition(":")
+    try:
+        if not colon:
+            raise PythonModuleError(f"'{options.module}' names no class; expected FILE.py:CLASS")
+        source = ""
+        if name.endswith(".py"):
+            if not os.path.isfile(name):
+                raise PythonModuleError(f"{name}: no such file")
+            with open(name, encoding="utf-8") as file:
+                source = file.read()
+        found = find_class(load(name, source), cls, name)
+        fields = dict(_field(text) for text in options.fields)
+        results = _checked(
+            lambda: construct(found, options.d_model, fields), options.d_model, options.device
+        )
+    except PythonModuleError as error:
+        if options.json:
+            print(json.dumps({"error": str(error), "exit_code": 2}))
+        print(f"assay: {error}", file=sys.stderr)
+        return 2
+    ok = all(result.ok for result in results)
+    if options.json:
+        print(json.dumps({"ok": ok, "checks": [result._asdict() for result in results]}, indent=2))
+    else:
+        for result in results:
+            print(f"{'ok    ' if result.ok else 'FAILED'} {result.name:<16} {result.message}")
+        print(
+            f"{cls} can be a mixer in a plan."
+            if ok
+            else f"{cls} cannot be a mixer in a plan yet. Nothing was changed."
+        )
+    return 0 if ok else 1

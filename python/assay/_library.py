@@ -1,0 +1,43 @@
+"""Loads libassay.so, once, into a process with the right torch."""
+
+import ctypes
+import functools
+import importlib.metadata
+import pathlib
+
+TORCH = "2.11"  # the minor version that libassay.so was linked with
+FOLDER = pathlib.Path(__file__).resolve().parent
+
+
+def version():
+    try:
+        return importlib.metadata.version("assay")
+    except importlib.metadata.PackageNotFoundError:
+        return None  # it was not installed: a folder of the repository
+
+
+def check_torch():
+    """ImportError with what to do unless torch fits. Does not import it."""
+    try:
+        found = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        found = None
+    if found is not None and found.startswith(TORCH + "."):
+        return
+    has = "torch is not installed" if found is None else f"torch {found} is installed"
+    raise ImportError(
+        f"assay needs torch {TORCH}.*, and {has}: run pip install 'torch=={TORCH}.*'"
+    ) from None
+
+
+@functools.cache
+def load():
+    """libassay.so, as ctypes sees it. Its operators are in torch.ops.assay afterwards."""
+    check_torch()
+    import torch  # noqa: F401  its libraries must be in the process first
+
+    file = FOLDER / "libassay.so"
+    try:
+        return ctypes.CDLL(str(file))
+    except OSError as error:
+        raise ImportError(f"{file} cannot be loaded: {error}") from None

@@ -1,0 +1,377 @@
+"""PyTorch modules as mixers of the program: the operators that src/nn/python_mixer.cc calls.
+
+A module is a class CLASS(d_model, **fields), an nn.Module, with
+    forward(x) -> y                     x and y [B, T, d_model]
+    forward(x, state) -> (y, state)     state: None at the start of a sequence, then what it returned,
+                                        a dict of tensors, a tensor or a tuple of them, batch first
+The constructor may also take `layer` and `num_layers`.
+"""
+
+import contextlib
+import difflib
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import linecache
+import math
+import os
+import sys
+import traceback
+
+import torch
+
+try:
+    import tomllib
+except ImportError:  # Python 3.10
+    import tomli as tomllib
+
+_SINGLE = "state"  # the name of a state that is one tensor
+
+
+class PythonModuleError(Exception):
+    """What is wrong with a module of the user, in one message that names file and line."""
+
+
+def place_of(error, files=None):
+    """"FILE:LINE" of the innermost frame of an error in the module's own code."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if files and f.filename in files] or [
+        f for f in frames if os.sep + "torch" + os.sep not in f.filename and f.filename != __file__
+    ]
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}"
+    return f"{own[-1].filename}:{own[-1].lineno}" if own else "?"
+
+
+def describe(error, files=None):
+    text = str(error).split("\n\nAt:\n")[0].strip() or "no message"
+    if isinstance(error, SyntaxError):
+        text = error.msg
+    return f"{place_of(error, files)}: {type(error).__name__}: {text}"
+
+
+def place_of_class(cls):
+    """"FILE:LINE" of the definition of forward, or of the class."""
+    for thing in (cls.__dict__.get("forward"), cls):
+        with contextlib.suppress(Exception):
+            return f"{inspect.getsourcefile(thing)}:{inspect.getsourcelines(thing)[1]}"
+    return cls.__module__
+
+
+_loaded = {}  # by (name, source)
+
+
+def load(name, source=""):
+    """The module of a file with this text, or one that is imported."""
+    key = (name, source)
+    if key not in _loaded:
+        _loaded[key] = _load(name, source)
+    return _loaded[key]
+
+
+def _load(name, source):
+    try:
+        if not name.endswith(".py"):
+            return importlib.import_module(name)
+        # Files next to it can be imported
+        folder = os.path.dirname(os.path.abspath(name))
+        if folder not in sys.path:
+            sys.path.append(folder)
+        digest = hashlib.sha256(source.encode()).hexdigest()
+        spec = importlib.util.spec_from_loader(f"assay_python_{digest[:16]}", loader=None)
+        module = importlib.util.module_from_spec(spec)
+        module.__file__ = name
+        sys.modules[module.__name__] = module
+        # Messages show the lines that are run, whatever the file holds now
+        linecache.cache[name] = (len(source), None, source.splitlines(True), name)
+        exec(compile(source, name, "exec"), module.__dict__)
+        return module
+    except PythonModuleError:
+        raise
+    except Exception as error:
+        raise PythonModuleError(describe(error, {name})) from error
+
+
+def find_class(module, name, where):
+    found = getattr(module, name, None)
+    if isinstance(found, type) and issubclass(found, torch.nn.Module):
+        return found
+    if found is not None:
+        raise PythonModuleError(f"{where}: '{name}' is not a torch.nn.Module")
+    classes = [
+        key
+        for key, value in vars(module).items()
+        if isinstance(value, type) and issubclass(value, torch.nn.Module)
+    ]
+    near = difflib.get_close_matches(name, classes, 1)
+    hint = f"; did you mean '{near[0]}'?" if near else ""
+    raise PythonModuleError(
+        f"{where}: there is no class '{name}'{hint} (modules in it: {', '.join(classes) or 'none'})"
+    )
+
+
+def construct(cls, d_model, fields, layer=0, num_layers=1):
+    """An instance, with the fields of the plan as arguments."""
+    parameters = inspect.signature(cls.__init__).parameters
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    place = {"layer": layer, "num_layers": num_layers}
+    arguments = {key: place[key] for key in place if key in parameters} | fields
+    known = [name for name in parameters if name != "self"]
+    if "d_model" not in known:
+        raise PythonModuleError(
+            f"{place_of_class(cls)}: the constructor of {cls.__name__} must take d_model; "
+            f"it takes {', '.join(known) or 'nothing'}"
+        )
+    for key in fields:
+        if key not in known and not takes_any:
+            near = difflib.get_close_matches(key, known, 1)
+            hint = f"; did you mean '{near[0]}'?" if near else ""
+            raise PythonModuleError(
+                f"{cls.__name__} has no field '{key}'{hint} (its constructor takes "
+                f"{', '.join(known)})"
+            )
+    try:
+        return cls(d_model=d_model, **arguments)
+    except Exception as error:
+        raise PythonModuleError(describe(error)) from error
+
+
+def keeps_state(cls):
+    return "state" in inspect.signature(cls.forward).parameters
+
+
+def to_tensors(state, where):
+    """The names and tensors of a state."""
+    if state is None:
+        return [], []
+    if isinstance(state, torch.Tensor):
+        return [_SINGLE], [state]
+    if isinstance(state, (tuple, list)):
+        state = {str(i): tensor for i, tensor in enumerate(state)}
+    if isinstance(state, dict) and all(isinstance(t, torch.Tensor) for t in state.values()):
+        return list(state), list(state.values())
+    raise PythonModuleError(
+        f"{where}: the state must be a dict of tensors, a tensor or a tuple of tensors; "
+        f"it is {type(state).__name__}"
+    )
+
+
+def from_tensors(names, tensors, is_tuple):
+    if not names:
+        return None
+    if list(names) == [_SINGLE] and is_tuple is None:
+        return tensors[0]
+    if is_tuple:
+        return tuple(tensor for _, tensor in sorted(zip(names, tensors), key=lambda x: int(x[0])))
+    return dict(zip(names, tensors))
+
+
+class Hosted:
+    """A module in a model of the program."""
+
+    def __init__(self, module, files=None):
+        self.module = module
+        self.cls = type(module)
+        self.keeps_state = keeps_state(self.cls)
+        self.where = place_of_class(self.cls)
+        self.files = files
+        self.form = None  # of the state: None a tensor, True a tuple, False a dict
+        self.placed = None
+
+    def place_buffers(self, x):
+        """Buffers follow the input, as parameters do: they are not known to C++."""
+        wide = torch.promote_types(x.dtype, torch.float32)
+        if self.placed == (x.device, wide):
+            return
+        for buffer in self.module.buffers():
+            buffer.data = buffer.data.to(
+                x.device, wide if buffer.is_floating_point() else buffer.dtype
+            )
+        self.placed = (x.device, wide)
+
+    def __call__(self, x, tensors, names):
+        self.place_buffers(x)
+        # Parameters are float32. Of bfloat16 inputs, products are computed in bfloat16.
+        half = x.dtype in (torch.bfloat16, torch.float16)
+        context = torch.autocast(x.device.type, x.dtype) if half else contextlib.nullcontext()
+        try:
+            with context:
+                if self.keeps_state:
+                    out = self.module(x, from_tensors(names, tensors, self.form))
+                else:
+                    out = self.module(x)
+        except Exception as error:
+            raise PythonModuleError(describe(error, self.files)) from error
+        state = None
+        if self.keeps_state:
+            if not isinstance(out, tuple) or len(out) != 2:
+                raise PythonModuleError(
+                    f"{self.where}: forward(x, state) must return (y, state); "
+                    f"it returns {type(out).__name__}"
+                )
+            out, state = out
+        elif isinstance(out, tuple) and out:
+            out = out[0]  # (y, weights, cache) of other libraries
+        if not isinstance(out, torch.Tensor):
+            raise PythonModuleError(
+                f"{self.where}: forward must return a tensor; it returns {type(out).__name__}"
+            )
+        if out.shape != x.shape:
+            raise PythonModuleError(
+                f"{self.where}: forward returns the shape {list(out.shape)}; "
+                f"expected that of x, {list(x.shape)}"
+            )
+        if isinstance(state, torch.Tensor):
+            self.form = None
+        else:
+            self.form = isinstance(state, (tuple, list))
+        after_names, after = to_tensors(state, self.where)
+        return out.to(x.dtype), after, after_names
+
+    def flops(self, time):
+        """Forward FLOPs per token. torch counts products, convolutions and its attention."""
+        own = getattr(self.module, "mixing_flops", None)
+        if own is not None:
+            return float(own(time))
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        try:  # without computing; modules that look at values cannot
+            return _count_flops(self, time, FakeTensorMode(allow_non_fake_inputs=True))
+        except Exception:
+            return _count_flops(self, min(time, 1024), contextlib.nullcontext())
+
+
+# Of a recurrence, per token and number of its state; as the mixers in C++ count them
+_RECURRENT_FLOPS = {
+    "linear_attention": 4,
+    "simple_gla": 5,
+    "gla": 5,
+    "ssd": 5,
+    "delta_rule": 6,
+    "gated_delta_rule": 7,
+    "rwkv5": 7,
+    "rwkv6": 7,
+    "rwkv7": 9,
+    "selective_scan": 9,
+    "longhorn": 8,
+    "taylor_exp_attention": 4,
+    "causal_conv1d": 2,
+}
+
+
+def _register_flops():
+    from torch.utils.flop_counter import flop_registry, register_flop_formula
+
+    for name, factor in _RECURRENT_FLOPS.items():
+        operator = getattr(torch.ops.assay, name)
+
+        def count(*_, out_shape, factor=factor, **__):
+            out, state = out_shape
+            return factor * out[1] * math.prod(state)
+
+        if operator not in flop_registry:
+            register_flop_formula(operator)(count)
+
+
+def _count_flops(hosted, time, mode):
+    from torch.utils.flop_counter import FlopCounterMode
+
+    _register_flops()
+    parameter = next(hosted.module.parameters(), torch.empty(0))
+    placed = hosted.placed
+    with mode, torch.no_grad(), FlopCounterMode(display=False) as counter:
+        x = torch.zeros(1, time, hosted.d_model, device=parameter.device, dtype=parameter.dtype)
+        hosted.placed = (x.device, x.dtype)
+        hosted(x, [], [])
+    hosted.placed = placed
+    return counter.get_total_flops() / time
+
+
+_hosted = {}
+
+
+def _create(source, name, cls, fields, d_model, layer, num_layers):
+    def make():
+        module = construct(found, d_model, tomllib.loads(fields), layer, num_layers)
+        return module.train()
+
+    found = find_class(load(name, source if name.endswith(".py") else ""), cls, name)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(layer)  # of the buffers, whatever the seed of the run is
+        hosted = Hosted(make(), {name})
+    hosted.make = make
+    hosted.d_model = d_model
+    handle = max(_hosted, default=0) + 1
+    _hosted[handle] = hosted
+    return handle
+
+
+def _release(handle):
+    _hosted.pop(handle, None)
+
+
+def _parameters(handle):
+    hosted = _hosted[handle]
+    named = dict(hosted.module.named_parameters())
+    return (
+        list(named),
+        list(named.values()),
+        [
+            p.dim() > 1 and not getattr(p, "_no_weight_decay", False) for p in named.values()
+        ],
+        [float(getattr(p, "assay_learning_rate", 1.0)) for p in named.values()],
+        hosted.keeps_state,
+    )
+
+
+def _initialise(handle, seed):
+    """Gives all parameters the values that the module itself starts with, from this seed."""
+    hosted = _hosted[handle]
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(seed)
+        start = dict(hosted.make().named_parameters())
+        for name, parameter in hosted.module.named_parameters():
+            parameter.copy_(start[name])
+
+
+def _forward(handle, x, tensors, names):
+    return _hosted[handle](x, tensors, names)
+
+
+def _flops(handle, time):
+    return _hosted[handle].flops(time)
+
+
+def _digest(name):
+    file = importlib.util.find_spec(name)
+    if file is None or not file.origin:
+        raise PythonModuleError(f"there is no Python module '{name}'")
+    with open(file.origin, "rb") as text:
+        return hashlib.sha256(text.read()).hexdigest()
+
+
+_SCHEMAS = {
+    "create(str source, str name, str cls, str fields, int d_model, int layer, int num_layers)"
+    " -> int": _create,
+    "release(int handle) -> ()": _release,
+    "parameters(int handle) -> (str[], Tensor[], bool[], float[], bool)": _parameters,
+    "initialise(int handle, int seed) -> ()": _initialise,
+    "forward(int handle, Tensor x, Tensor[] tensors, str[] names)"
+    " -> (Tensor, Tensor[], str[])": _forward,
+    "flops(int handle, int time) -> float": _flops,
+    "digest(str name) -> str": _digest,
+}
+_library = None
+
+
+def register():
+    """Defines torch.ops.assay_python, once."""
+    global _library
+    if _library is not None:
+        return
+    _library = torch.library.Library("assay_python", "DEF")
+    for schema, function in _SCHEMAS.items():
+        name = schema.split("(")[0]
+        _library.define(schema)
+        _library.impl(name, function, "CompositeImplicitAutograd")

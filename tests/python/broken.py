@@ -1,0 +1,123 @@
+"""Modules that cannot be mixers, each for one reason, and two that can."""
+
+import torch
+from torch import nn
+
+
+class Good(nn.Module):
+    """A gated running mean: h_t = a h_{t-1} + (1 - a) x_t."""
+
+    def __init__(self, d_model, gate: float = 2.0):
+        super().__init__()
+        self.decay = nn.Parameter(torch.full((d_model,), gate))
+        self.gate_proj = nn.Linear(d_model, d_model)
+        self.out_proj = nn.Linear(d_model, d_model, bias=False)
+
+    def forward(self, x, state):
+        a = self.decay.sigmoid()
+        h = x.new_zeros(x[:, 0].shape) if state is None else state["h"]
+        outputs = []
+        for t in range(x.shape[1]):
+            h = a * h + (1 - a) * x[:, t]
+            outputs.append(h)
+        y = self.out_proj(torch.stack(outputs, 1) * self.gate_proj(x).sigmoid())
+        return y, {"h": h}
+
+
+class GoodWithoutState(nn.Module):
+    def __init__(self, d_model):
+        super().__init__()
+        self.proj = nn.Linear(d_model, d_model)
+
+    def forward(self, x):
+        y = self.proj(x).cumsum(1)
+        return y / torch.arange(1, x.shape[1] + 1, device=x.device, dtype=y.dtype).view(1, -1, 1)
+
+
+class ReadsTheFuture(GoodWithoutState):
+    def forward(self, x):
+        return self.proj(x) - x.mean(1, keepdim=True)
+
+
+class WrongShape(GoodWithoutState):
+    def forward(self, x):
+        return self.proj(x)[:, :, :-1]
+
+
+class WrongDtype(GoodWithoutState):
+    def forward(self, x):
+        return self.proj(x).double()
+
+
+class NeedsEvenLength(GoodWithoutState):
+    def forward(self, x):
+        pairs = self.proj(x).view(x.shape[0], x.shape[1] // 2, 2, -1)
+        return pairs.flatten(1, 2)
+
+
+class DetachedParameter(GoodWithoutState):
+    def forward(self, x):
+        return x * self.proj.weight.detach().sum() + self.proj.bias
+
+
+class WrongBackward(GoodWithoutState):
+    class Square(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x * x
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient * ctx.saved_tensors[0]  # a factor of 2 is missing
+
+    def forward(self, x):
+        return self.Square.apply(self.proj(x))
+
+
+class LosesPrecision(GoodWithoutState):
+    def forward(self, x):
+        large = self.proj(x).to(x.dtype) + 1000
+        return large - 1000
+
+
+class ForgetsState(Good):
+    def forward(self, x, state):
+        y, state = super().forward(x, None)
+        return y, state
+
+
+class DropsValues(GoodWithoutState):
+    def forward(self, x):
+        return nn.functional.dropout(self.proj(x), 0.5)
+
+
+class MixesTheBatch(GoodWithoutState):
+    def forward(self, x):
+        return self.proj(x) - x.mean(0, keepdim=True)
+
+
+class CountsCalls(GoodWithoutState):
+    def __init__(self, d_model):
+        super().__init__(d_model)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        return self.proj(x)
+
+
+class ChangesItsInput(GoodWithoutState):
+    def forward(self, x):
+        x.mul_(2)
+        return self.proj(x)
+
+
+class RaisesError(GoodWithoutState):
+    def forward(self, x):
+        return self.projection(x)  # no such part
+
+
+class WithoutWidth(nn.Module):
+    def __init__(self, size):
+        super().__init__()

@@ -1,0 +1,91 @@
+"""assay check: modules that can be mixers, and broken ones with the message of each.
+
+Usage: check_test.py PACKAGE_FOLDER
+"""
+
+import contextlib
+import io
+import json
+import pathlib
+import re
+import sys
+import time
+import unittest
+
+sys.path.insert(0, sys.argv[1])
+import assay._check as check  # noqa: E402
+
+MODULES = pathlib.Path(__file__).with_name("broken.py")
+
+# (class, failing check, what the message says)
+BROKEN = [
+    ("ReadsTheFuture", "causality", "the output at position 0 changes when the tokens from"),
+    ("WrongShape", "shape and dtype", r"returns the shape \[2, 16, 15\]; expected that of x"),
+    ("WrongDtype", "shape and dtype", "returns torch.float64 for an input of torch.float32"),
+    ("NeedsEvenLength", "lengths", "with sequences of 1 tokens: .*RuntimeError: "),
+    ("DetachedParameter", "gradients", "the parameter 'proj.weight' gets no gradient"),
+    ("WrongBackward", "gradcheck", "gradients differ from finite differences in float64"),
+    ("LosesPrecision", "half", r"results in bfloat16 are \d+\.\d% off those in float64"),
+    ("ForgetsState", "cuts", "pieces of 1 tokens give another output than the whole sequence"),
+    ("DropsValues", "repeated", "two calls with the same input differ in y"),
+    ("MixesTheBatch", "rows", "the output of a sequence depends on the others of its batch"),
+    ("CountsCalls", "shape and dtype", "forward changes the buffer 'calls'"),
+    ("ChangesItsInput", "shape and dtype", "forward changes its input in place"),
+    ("RaisesError", "shape and dtype", "AttributeError: .*no attribute 'projection'"),
+    ("WithoutWidth", "constructor", "must take d_model; it takes size"),
+]
+
+
+def run(*arguments):
+    """Exit code, the JSON document, standard error."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = check.main([*arguments, "--d-model", "16", "--json"])
+    return code, json.loads(out.getvalue()), err.getvalue()
+
+
+class Check(unittest.TestCase):
+    def test_good_module_passes_every_check(self):
+        for name in ("Good", "GoodWithoutState"):
+            code, document, _ = run(f"{MODULES}:{name}")
+            failed = [c for c in document["checks"] if not c["ok"]]
+            self.assertEqual((code, failed, len(document["checks"])), (0, [], 10), name)
+
+    def test_broken_module_fails_with_its_reason_and_place(self):
+        lines = MODULES.read_text().splitlines()
+        for name, failing, message in BROKEN:
+            with self.subTest(name):
+                code, document, _ = run(f"{MODULES}:{name}")
+                failed = {c["name"]: c["message"] for c in document["checks"] if not c["ok"]}
+                self.assertEqual(code, 1)
+                self.assertIn(failing, failed)
+                self.assertRegex(failed[failing], message)
+                place = re.search(re.escape(str(MODULES)) + r":(\d+)", failed[failing])
+                self.assertIsNotNone(place, failed[failing])
+                begin = next(i for i, line in enumerate(lines, 1) if f"class {name}(" in line)
+                self.assertIn(int(place[1]) - begin, range(20))
+
+    def test_unknown_class_is_refused_with_the_nearest_name(self):
+        code, document, err = run(f"{MODULES}:Goood")
+        self.assertEqual(code, 2)
+        self.assertIn("did you mean 'Good'?", document["error"])
+        self.assertIn(document["error"], err)
+
+    def test_unknown_field_is_refused_with_the_nearest_name(self):
+        code, document, _ = run(f"{MODULES}:Good", "gat=1.5")
+        self.assertEqual(code, 1)
+        self.assertIn("no field 'gat'; did you mean 'gate'?", document["checks"][0]["message"])
+
+    def test_syntax_error_is_reported_with_its_line(self):
+        with self.assertRaises(check.PythonModuleError) as caught:
+            check.load("bad.py", "import torch\nclass A(torch.nn.Module:\n")
+        self.assertRegex(str(caught.exception), r"bad\.py:2: SyntaxError: ")
+
+    def test_check_takes_seconds(self):
+        begin = time.monotonic()
+        run(f"{MODULES}:Good")
+        self.assertLess(time.monotonic() - begin, 30)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1])
