@@ -23,7 +23,10 @@ if(EXISTS ${TORCH_DIR}/lib/libtorch_cuda.so)   # linked though nothing refers to
   list(APPEND torch_libraries -Wl,--no-as-needed -ltorch_cuda -lc10_cuda -Wl,--as-needed)
 endif()
 target_link_libraries(torch INTERFACE ${torch_libraries})
-target_link_options(torch INTERFACE -Wl,-rpath,${TORCH_DIR}/lib -Wl,--allow-shlib-undefined)
+target_link_options(torch INTERFACE -Wl,--allow-shlib-undefined)
+if(NOT SKBUILD)  # Python loads torch first
+  target_link_options(torch INTERFACE -Wl,-rpath,${TORCH_DIR}/lib)
+endif()
 
 # ProcessGroupGloo.hpp includes headers of Gloo that the wheel lacks; it needs the names of a few classes only.
 foreach(header algorithm common/error context rendezvous/store transport/device)

@@ -7,31 +7,23 @@ import pathlib
 import sys
 
 DOCS = pathlib.Path(sys.argv[1])
-CONTROL = "twin of the reference"  # no architecture of its own
-# The reference, and the model of the section "A new model against this ladder".
-IN_TEXT = {"Transformer++": "reference", "Transformer": "not settled"}
-VERDICTS = {"reference", "degraded", "better", "equivalent", "not settled", "open"}
+VERDICTS = {"reference", "degraded", "better", "equivalent", "not worse", "not settled"}
 
 
-def verdicts(page, column):
-    """{architecture: verdict} of the rows of a page that have a verdict in this column."""
-    rows = [
-        [cell.strip() for cell in line.split("|")[1:-1]]
-        for line in (DOCS / page).read_text().splitlines()
-        if line.startswith("| ")
-    ]
-    return {row[0]: row[column] for row in rows if len(row) > column and row[column] in VERDICTS}
+def rows(page, column):
+    """The cells of the rows of a page that have code, or plain text, in this column."""
+    lines = [line for line in (DOCS / page).read_text().splitlines() if line.startswith("| ")]
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    return [row for row in cells if len(row) > column]
 
 
-measured = verdicts("results/recurrent.md", 1) | verdicts("results/limited_domain.md", 1)
-assert measured.pop(CONTROL, None), f"limited_domain.md has no row '{CONTROL}'"
-found = verdicts("architectures.md", 2)
-# Other rows of chunks.md are variants of an architecture.
-measured = {k: v for k, v in verdicts("results/chunks.md", 1).items() if k in found} | measured
-expected = measured | IN_TEXT
+measured = {row[0]: row[1] for row in rows("results/fresh_text.md", 6) if row[1] in VERDICTS}
+assert measured.pop("twin", None), "fresh_text.md has no row 'twin'"
+found = {row[1].strip("`"): row[2] for row in rows("architectures.md", 8) if row[1][0] == "`"}
 wrong = [
-    f"{name}: {found.get(name)} in architectures.md, {expected.get(name, 'open')} in docs/results"
-    for name in sorted(found | expected)
-    if found.get(name) != expected.get(name, "open")
+    f"{preset}: {verdict} in architectures.md, {measured.get(preset, 'open')} in fresh_text.md"
+    for preset, verdict in sorted(found.items())
+    if verdict != measured.get(preset, "open")
 ]
-assert not wrong, "\n".join(wrong)
+missing = sorted(set(measured) - set(found))
+assert not wrong and not missing, "\n".join(wrong + missing)

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Writes the tables of docs/results from the committed records, so that no figure is copied by hand.
+"""Writes the tables of docs/results from the committed records: no figure is copied by hand.
 
 Usage: tools/results.py ASSAY [--check] [PAGE.md ...]
 
 A table of a page is between two comments. The first one names a folder of docs/results/records, a
 table of its report (tables/NAME.csv) and the columns that are shown:
 
-    <!-- table fresh_text verdicts: architecture | verdict | Δ_end, equal loss | R, recall in domain -->
+    <!-- table fresh_text verdicts: architecture | verdict | R, recall in domain -->
     ...
     <!-- end of table -->
 
@@ -58,6 +58,8 @@ def cell(row, name):
         return number(name, row[name]) or "–"
     if not row[name]:
         return "–"
+    if not row[f"{name} low"]:
+        return signed(float(row[name]))
     estimate, low, high = (float(row[key]) for key in (name, f"{name} low", f"{name} high"))
     return f"{signed(estimate)} [{signed(low)}, {signed(high)}]"
 
@@ -110,7 +112,8 @@ def main():
             wrong.append(str(page))
             if not options.check:
                 page.write_text(new)
-    print("\n".join(f"{'differs from its records' if options.check else 'written'}: {page}" for page in wrong))
+    what = "differs from its records" if options.check else "written"
+    print("\n".join(f"{what}: {page}" for page in wrong))
     sys.exit(1 if options.check and wrong else 0)
 
 

@@ -26,8 +26,8 @@ namespace assay::eval {
 
 inline constexpr const auto& kSlices = run::slice::kAll;
 
-// Nats above the loss of a uniform guess at which the bounded loss of a token ends: few tokens with a
-// very large loss otherwise carry a tenth of the loss out of domain and most of its noise.
+// Nats above the loss of a uniform guess at which the bounded loss of a token ends: few tokens with
+// a very large loss otherwise carry a tenth of the loss out of domain and most of its noise.
 inline constexpr double kBound = 3;
 
 // "arxiv.test" → arxiv, test. BadInput without a dot.

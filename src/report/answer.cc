@@ -244,11 +244,11 @@ std::vector<std::string> legend_of_verdicts(const Setting& setting) {
       fmt::format("Δ_end compares at equal {1}: the {0} at the end of training, "
                   "minus the {0} with which the reference ends at the same {1}.",
                   loss, equal),
-      fmt::format("E compares at equal tokens: the difference of the {0}, minus the part that "
-                  "follows from the difference of the {1}.",
+      fmt::format("E compares at equal tokens: the difference of the {0}, "
+                  "minus the part that follows from the difference of the {1}.",
                   loss, equal),
-      fmt::format("R is recall in domain: the same for the held-out loss on tokens that a repeated "
-                  "bigram of the context predicts. Differences below {:.2f} carry no verdict.",
+      fmt::format("R is recall in domain: E of held-out tokens that a repeated bigram predicts. "
+                  "Differences below {:.2f} carry no verdict.",
                   limits.recall_margin),
       "The unit is nats per token, of R nats per recall target. Right is worse. "
       "The 95 % confidence intervals hold for all architectures of the table together. "
@@ -278,7 +278,8 @@ std::vector<std::string> sentences(const Architecture& a, const Setting& setting
   // What holds for every architecture is among the cautions of the setting.
   const std::string& shared = setting.ladder.problem;
   const bool own = shared.empty() || !a.end.reason.starts_with(shared);
-  if (const std::string answer = in_one_sentence(a, setting); !answer.empty()) out.push_back(answer);
+  const std::string answer = in_one_sentence(a, setting);
+  if (!answer.empty()) out.push_back(answer);
   if (a.end.verdict == Verdict::not_settled && own) out.push_back(a.end.reason);
   if (!a.end.agreement.empty()) out.push_back(a.end.agreement);
   for (const std::string& text :

@@ -114,7 +114,10 @@ std::string toml_number(int64_t value) {
 
 // The plan key that would give the study a ladder.
 std::string ladder_advice(const Setting& setting) {
-  const double top = double(setting.reference().tokens());
+  const run::Outcome& outcome = setting.reference().runs().front().data.outcome;
+  const int64_t step = outcome.tokens / std::max<int64_t>(1, outcome.steps);
+  // No rung is below a step, of which every run has at least one
+  const double top = double(std::max(setting.reference().tokens(), 8 * step));
   std::string rungs;
   for (const double share : {0.125, 0.25, 0.5, 1.0})
     rungs += (rungs.empty() ? "" : ", ") + toml_number(int64_t(share * top));

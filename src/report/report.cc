@@ -29,7 +29,7 @@ void write_files(const fs::path& study, const std::vector<Item>& items) {
 // The first columns of the table of verdicts, what limits all of them, and why verdicts are open.
 std::string verdict_summary(const Setting& setting, const Study& study) {
   Table table = verdict_table(setting);
-  for (size_t c = 8; c < table.columns.size(); ++c) table.columns[c].shown = false;
+  for (size_t c = 0; c < table.columns.size(); ++c) table.columns[c].shown = c < 9;
   std::string out = setting.name.empty() ? "" : setting.name + "\n";
   out += to_text(table);
   for (const std::string& caution : cautions(setting, study)) out += caution + "\n";
@@ -68,8 +68,9 @@ int64_t write_variances(const fs::path& folder, const fs::path& file) {
   return written;
 }
 
-Written write_report(const fs::path& folder) {
-  const Study study = analyse(folder);
+Written write_report(const fs::path& study_folder, const fs::path& output) {
+  const Study study = analyse(study_folder);
+  const fs::path& folder = output.empty() ? study_folder : output;
   std::vector<SettingContents> settings;
   Written out{.page = folder / "report.html"};
   for (const Setting& setting : study.settings) {
@@ -81,7 +82,7 @@ Written write_report(const fs::path& folder) {
     fail(
         "{}: None of its {} runs is finished, so there is nothing to report yet. "
         "`assay run` finishes them.",
-        folder.string(), study.runs.size());
+        study_folder.string(), study.runs.size());
   make_folder(folder / "figures");
   make_folder(folder / "tables");
   for (const SettingContents& s : settings) write_files(folder, s.items);

@@ -87,6 +87,17 @@ std::string bar_tip(const Architecture& a, const Setting& setting) {
 
 Cell delta_of(const stats::EndResult& end) { return end.judged ? Cell(end.delta) : Cell(kNone); }
 
+// The three numbers, one below the other.
+Rich numbers_of(const stats::EndResult& end) {
+  std::string lines;
+  for (const stats::Interval& number :
+       {end.judged ? end.delta : kNoInterval, end.equal_tokens.value, end.recall.value}) {
+    if (!lines.empty()) lines += "<br>";
+    lines += std::isfinite(number.estimate) ? show(number, Format::change) : "–";
+  }
+  return {"", lines};
+}
+
 // "0.5 / 0.7": of the architecture, and of the reference where it has the same held-out loss.
 std::string epochs(const stats::EndResult& end) {
   if (!std::isfinite(end.epochs)) return "";
@@ -96,7 +107,7 @@ std::string epochs(const stats::EndResult& end) {
 }
 
 std::vector<Cell> reference_row(const Architecture& a) {
-  return {a.name, "reference", "",    kNone, kNone, kNone, "",
+  return {a.name, "reference", "",    "",    kNone, kNone, kNone, "",
           1.0,    kNone,       kNone, kNone, tokens_per_second(a), state_bytes_at_100k(a)};
 }
 
@@ -154,9 +165,10 @@ Table verdict_table(const Setting& setting) {
       {"architecture"},
       {"verdict"},
       {.name = "nats; right: worse", .filed = false, .markup = "<br>" + interval_axis(scale)},
-      {"Δ_end, equal loss", Format::change},
-      {"E, equal tokens", Format::change},
-      {"R, recall in domain", Format::change},
+      {.name = "Δ_end, E and R with 95 % intervals", .filed = false},
+      {"Δ_end, equal loss", Format::change, false},
+      {"E, equal tokens", Format::change, false},
+      {"R, recall in domain", Format::change, false},
       {"epochs, own / reference"},
       {"tokens needed, ×", Format::ratio},
       {"final loss − reference", Format::change},
@@ -169,7 +181,8 @@ Table verdict_table(const Setting& setting) {
     const stats::EndResult& end = a->end;
     const std::string bars =
         interval_bars(bar_rows(*a, setting), scale, a->style, bar_tip(*a, setting));
-    table.rows.push_back({a->name, badge(end.verdict), Rich{"", bars}, delta_of(end),
+    table.rows.push_back({a->name, badge(end.verdict), Rich{"", bars}, numbers_of(end),
+                          delta_of(end),
                           end.equal_tokens.value, end.recall.value, epochs(end), a->tokens_ratio,
                           end.final_loss - end.reference_loss,
                           end.has_trend ? end.trend.estimate : kNone,
@@ -184,10 +197,9 @@ Table equal_tokens_table(const Setting& setting) {
   Table table{.id = table_id(setting, "equal-tokens"),
               .title = "E and R by budget",
               .note = fmt::format(
-                  "E compares the {0} and R the loss on recall targets in domain after the same "
-                  "tokens, corrected for the difference of the {1} with the slope of the reference "
-                  "at this budget. Each interval has 95 % coverage by itself. "
-                  "Differences of R below {2} carry no verdict.",
+        "E compares the {0} and R the loss on recall targets in domain after the same tokens, "
+        "corrected for the difference of the {1} with the slope of the reference at this budget. "
+        "Each interval has 95 % coverage by itself. Differences of R below {2} carry no verdict.",
                   setting.test_name(), setting.pretraining_name(), limits.recall_margin)};
   table.columns = {{"architecture"},
                    {"tokens", Format::tokens},
@@ -209,8 +221,8 @@ Table early_table(const Setting& setting) {
   const std::vector<EarlyAndLate> pairs = early_and_late(setting);
   Table table{.id = table_id(setting, "early"),
               .title = "Is the early answer that of longer runs?",
-              .note = "E and R at the smallest and at the largest budget that has a mature rung of "
-                      "the reference. Each interval has 95 % coverage by itself." +
+              .note = "E and R at the smallest and at the largest budget with a mature rung. "
+                      "Each interval has 95 % coverage by itself." +
                       agreement_of(pairs, "E", &stats::BudgetResult::equal_tokens) +
                       agreement_of(pairs, "R", &stats::BudgetResult::recall)};
   table.columns = {{"architecture"},         {"early, tokens", Format::tokens},
@@ -234,7 +246,8 @@ Table wide_table(const Setting& setting) {
                   "Each interval has 95 % coverage by itself."};
   if (setting.further.empty()) return table;
   table.columns = {{"architecture"}, {"mean", Format::change}, {"as a sample", Format::change}};
-  for (const std::string& domain : setting.unseen()) table.columns.push_back({domain, Format::change});
+  for (const std::string& domain : setting.unseen())
+    table.columns.push_back({domain, Format::change});
   for (const Architecture* a : contenders(setting)) {
     const stats::EqualTokens& wide = a->wide.equal_tokens;
     if (!wide.problem.empty() || wide.domains.empty()) continue;
@@ -251,9 +264,9 @@ Table domain_table(const Setting& setting) {
               .note =
                   "Exploratory: each interval has 95 % coverage by itself, "
                   "and no correction is made for looking at several domains. "
-                  "The mean has the simultaneous interval of the verdict. "
-                  "Domains as a sample: the interval counts that other domains could have been "
-                  "chosen. Bounded loss: each token counts at most ln V + 3 nats."};
+                  "The mean has the simultaneous interval of the verdict. Domains as a sample: "
+                  "the interval counts that other domains could have been chosen. Bounded loss: "
+                  "each token counts at most ln V + 3 nats."};
   table.columns = {{"architecture"},
                    {"judged at, tokens", Format::tokens},
                    {"mean", Format::change},
@@ -297,8 +310,8 @@ Table budget_table(const Setting& setting) {
               .title = "Δ_end by budget",
               .note =
                   "Each interval has 95 % coverage by itself. "
-                  "The verdict is about the largest budget without a problem "
-                  "among those that repeat their text least. "
+                  "Of the budgets without a problem that repeat their text least, "
+                  "the verdict is about the largest. "
                   "A budget that the ladder does not cover has no Δ_end."};
   table.columns = {{"architecture"},
                    {"tokens", Format::tokens},

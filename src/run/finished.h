@@ -20,7 +20,7 @@ struct FinishedRun {
 // BadInput, with file and key, when the folder is not that of a finished run.
 FinishedRun read_finished(const Folder& folder);
 
-// About 30 kB of JSON, and more with many domains, with everything that a report reads, and no weights.
+// About 30 kB of JSON (more with many domains): everything that a report reads, and no weights.
 struct RunRecord {
   static constexpr const char* kFormats = "assay-run-";  // how the names of all versions begin
   static constexpr const char* kFormat = "assay-run-2";

@@ -207,10 +207,10 @@ std::string Reference::immaturity(double held_out) const {
   const bool closer = ladder_[segment + 1].tokens < 1.99 * ladder_[segment].tokens;
   std::string reason = fmt::format(
       "The reference still learns to recall at this held-out loss ({:.3f}): "
-      "its loss on recall targets falls by {:.2f} nats{} more than that on other targets "
-      "from {} to {}, and the limit is {:.2f}.",
-      held_out, fall(segment), closer ? " per doubling of the tokens" : "", tokens_of(segment),
-      tokens_of(segment + 1), limit);
+      "from {} to {}, its loss on recall targets falls by {:.2f} nats{} more than that on others, "
+      "and the limit is {:.2f}.",
+      held_out, tokens_of(segment), tokens_of(segment + 1), fall(segment),
+      closer ? " per doubling of the tokens" : "", limit);
   for (size_t b = segment + 1; b <= last; ++b)
     if (!(fall(b) > limit))
       return reason + fmt::format(

@@ -168,9 +168,8 @@ std::vector<ForeignRun> read_runs(const fs::path& file) {
       defaults = line;
     } else if (runs.empty()) {
       fail(
-          "{}: The first line must be about the run, for example "
-          "{{\"run\": {{\"model\": \"mine\", \"seed\": 1, \"tokens\": 81920000}}}}. "
-          "Nothing was written.",
+          "{}: The first line must be about the run, for example {{\"run\": {{\"model\": "
+          "\"mine\", \"seed\": 1, \"tokens\": 81920000}}}}. Nothing was written.",
           place);
     } else {
       add_document(runs.back(), line, defaults, place);
@@ -185,7 +184,8 @@ void check_documents(const ForeignRun& first, const ForeignRun& run) {
   const auto missing = [](const Sets& from, const Sets& in, const std::string& place) {
     for (const auto& [set, sources] : from) {
       const auto found = in.find(set);
-      if (found == in.end()) fail("{}: The run has no losses of {}. Nothing was written.", place, set);
+      if (found == in.end())
+        fail("{}: The run has no losses of {}. Nothing was written.", place, set);
       for (const auto& [source, cluster] : sources) {
         const auto other = found->second.find(source);
         if (other == found->second.end() || other->second.documents != cluster.documents)
@@ -216,7 +216,8 @@ bool per_byte(const std::vector<ForeignRun>& runs) {
   fail(
       "{}: {}, so the losses must be compared per byte, and not every line has bytes. "
       "Nothing was written.",
-      runs.front().place, same ? "Not every line has tokens" : "The runs have different tokenizers");
+      runs.front().place,
+      same ? "Not every line has tokens" : "The runs have different tokenizers");
 }
 
 run::EndSet end_set(const std::map<std::string, Cluster>& sources, bool by_byte, bool sourced,
@@ -256,12 +257,13 @@ void check_sizes(const std::map<std::string, run::EndSet>& first,
                  const std::string& place) {
   for (const auto& [set, end] : own) {
     const run::Clusters& expected = first.at(set).clusters;
-    if (end.clusters.tokens == expected.tokens && end.clusters.recall_tokens == expected.recall_tokens)
+    if (end.clusters.tokens == expected.tokens &&
+        end.clusters.recall_tokens == expected.recall_tokens)
       continue;
     fail(
-        "{}: The sources of {} have another number of {}s or of recall tokens than in the first "
-        "run. All runs must be evaluated on the same text with the same context. "
-        "Nothing was written.",
+        "{}: "
+        "The sources of {} have another number of {}s or of recall tokens than in the first run. "
+        "All runs must be evaluated on the same text with the same context. Nothing was written.",
         place, set, unit);
   }
 }
@@ -339,8 +341,8 @@ std::vector<std::string> notes_of(const std::vector<ForeignRun>& runs, bool by_b
   if (by_byte) notes.push_back("The losses are compared in nats per byte.");
   if (!all(runs, &ForeignRun::has_recall))
     notes.push_back(
-        "Not every line has recall_nats and recall_tokens, so the recall of the models and the "
-        "maturity of the reference are not checked.");
+        "Not every line has recall_nats and recall_tokens, "
+        "so the recall of the models and the maturity of the reference are not checked.");
   if (!all(runs, &ForeignRun::has_sources))
     notes.push_back(
         "Not every line names a source, so documents count as independent, "
@@ -348,8 +350,8 @@ std::vector<std::string> notes_of(const std::vector<ForeignRun>& runs, bool by_b
   const auto no_epochs = [](const ForeignRun& run) { return !run.about.epochs; };
   if (std::ranges::any_of(runs, no_epochs))
     notes.push_back(
-        "Not every run says its epochs, so it is not checked whether repeated text biases the "
-        "comparison.");
+        "Not every run says its epochs, "
+        "so it is not checked whether repeated text biases the comparison.");
   return notes;
 }
 

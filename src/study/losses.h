@@ -1,6 +1,6 @@
 #pragma once
-// Losses that any trainer measured, as JSON Lines, and the study that they make. A file holds one or
-// more runs. A run is a line about it and one line per document, or per source:
+// Losses that any trainer measured, as JSON Lines, and the study that they make. A file holds one
+// or more runs. A run is a line about it and one line per document, or per source:
 //
 //   {"run": {"model": "mine", "seed": 1, "tokens": 81920000, "epochs": 0.5, "parameters": 34e6,
 //            "tokenizer": "bpe16k", "training_loss": 3.2}}
@@ -8,7 +8,7 @@
 //    "tokens": 160, "bytes": 701, "recall_nats": 20.1, "recall_tokens": 14}
 //
 //   role     held_out: text of the training domains that was not trained on; out_of_domain: text of
-//            domains that were never seen. A run line may give role and domain for all of its lines.
+//            domains that were never seen. A run line may give role and domain for all its lines.
 //   tokens   in the run: training tokens; only `model` and `tokens` of a run are required
 //   nats     −ln p, summed over the predicted tokens. In place of it: loss (nats per token), or
 //            bits_per_byte with bytes

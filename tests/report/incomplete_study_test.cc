@@ -28,6 +28,21 @@ TEST_F(ReportOfIncompleteStudy, MissingLadderIsNotSettledWithAdvice) {
   EXPECT_TRUE(contains(page, "No verdict is possible."));
 }
 
+TEST_F(ReportOfIncompleteStudy, AdvisedRungsHaveAtLeastOneStep) {
+  constexpr int64_t kStep = 32 * 512;
+  for (const auto& [budget, rungs] : std::vector<std::pair<int64_t, std::string>>{
+           {kStep, "[16_384, 32_768, 65_536, 131_072]"},
+           {4 * kStep, "[16_384, 32_768, 65_536, 131_072]"},
+           {16 * kStep, "[32_768, 65_536, 131_072, 262_144]"}}) {
+    fs::remove_all(folder);
+    fake.budgets = {budget};
+    fake.contender_budgets = {budget};
+    fake.write(folder);
+    const std::string reason = architecture(analyse(folder), "window").end.reason;
+    EXPECT_TRUE(contains(reason, "Add `ladder = { tokens = " + rungs)) << reason;
+  }
+}
+
 TEST_F(ReportOfIncompleteStudy, PlannedLadderIsNotAdvised) {
   fake.budgets = {40'000'000};
   fake.contender_budgets = {40'000'000};

@@ -159,6 +159,16 @@ TEST_F(ReportVerdicts, RecordsAloneGiveTheSameVerdicts) {
   EXPECT_TRUE(fs::exists(folder / "copy/figures/ladder-mean.svg"));
 }
 
+TEST_F(ReportVerdicts, ReportInAnotherFolderLeavesTheStudyAsItIs) {
+  fake.write(folder / "study");
+  const Written written = write_report(folder / "study", folder / "out");
+  EXPECT_EQ(written.page, folder / "out/report.html");
+  EXPECT_TRUE(fs::exists(folder / "out/figures/ladder-mean.svg"));
+  for (const char* name : {"report.html", "figures", "tables"})
+    EXPECT_FALSE(fs::exists(folder / "study" / name)) << name;
+  EXPECT_EQ(read_file(written.page), read_file(write_report(folder / "study").page));
+}
+
 TEST_F(ReportVerdicts, VerdictsAreOneJsonObjectPerArchitecture) {
   fake.write(folder);
   const nlohmann::json verdicts = write_report(folder).verdicts;

@@ -231,8 +231,8 @@ TEST(Repetition, LeastRepeatedBudgetIsJudged) {
   EXPECT_EQ(compare(straight_ladder(), both).tokens, 70e6) << "neither is repeated";
 }
 
-// A fifth of the targets are recall targets, so the loss on the others is the same at the last three
-// rungs.
+// A fifth of the targets are recall targets, so the loss on the others is the same at the last
+// three rungs.
 TEST(Constants, MaturityFallDecidesTheVerdict) {
   const auto judged = [](double fall, double limit) {
     const auto ladder = ladder_of({4.5, 3.8 + 0.2 * 0.365, 3.8, 3.8 - 0.2 * fall},

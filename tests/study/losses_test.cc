@@ -20,8 +20,8 @@ std::string run_line(const std::string& model, int64_t seed = 1, int64_t tokens 
 std::string line(const std::string& role, const std::string& domain, const std::string& source,
                  double nats) {
   return fmt::format(
-      R"({{"role": "{}", "domain": "{}", "source": "{}", "document": "1", "nats": {}, "tokens": 10, )"
-      R"("bytes": 40, "recall_nats": 2.5, "recall_tokens": 4}})",
+      R"({{"role": "{}", "domain": "{}", "source": "{}", "document": "1", "nats": {}, )"
+      R"("tokens": 10, "bytes": 40, "recall_nats": 2.5, "recall_tokens": 4}})",
       role, domain, source, nats) +
          "\n";
 }
@@ -70,7 +70,7 @@ TEST_F(Losses, NamesOfOtherProgramsAreUnderstood) {
       R"({"run": {"model": "base", "tokens": 1000}, "role": "out_of_domain", "domain": "wiki"})"
       "\n";
   const ForeignLosses found = read(
-      header + R"({"doc_id": 3, "loss": 2.5, "tokens": 10, "corpus_id": "ignored", "domain": "wiki"})"
+      header + R"({"doc_id": 3, "loss": 2.5, "tokens": 10, "corpus_id": "x", "domain": "wiki"})"
                "\n"
                R"({"doc_id": 4, "bits_per_byte": 1.5, "bytes": 40, "tokens": 10})"
                "\n"
@@ -105,14 +105,14 @@ TEST_F(Losses, BadFilesAreRejectedWithTheirLine) {
   EXPECT_MESSAGE(read(kDocuments), "losses.jsonl:1: The first line must be about the run");
   EXPECT_MESSAGE(read(""), "The file is empty");
   EXPECT_MESSAGE(read(run + "{]"), "losses.jsonl:2");
-  EXPECT_MESSAGE(read(run + R"({"role": "test", "domain": "a", "document": "1", "nats": 1, "tokens": 1})"),
-                 "'role' is \"test\"; expected \"held_out\" or \"out_of_domain\"");
+  EXPECT_MESSAGE(read(run + R"({"role": "x", "domain": "a", "nats": 1, "tokens": 1})"),
+                 "'role' is \"x\"; expected \"held_out\" or \"out_of_domain\"");
   EXPECT_MESSAGE(read(run + R"({"role": "held_out", "domain": "a", "document": "1", "tokens": 1})"),
                  "The line has no loss");
   EXPECT_MESSAGE(read(run + R"({"role": "held_out", "domain": "a", "nats": 1, "tokens": 1})"),
                  "neither source nor document");
   EXPECT_MESSAGE(
-      read(run + R"({"role": "held_out", "domain": "a", "document": "1", "nats": null, "tokens": 0})"),
+      read(run + R"({"role": "held_out", "domain": "a", "document": "1", "nats": 1, "tokens": 0})"),
       "'tokens' must be positive");
   EXPECT_MESSAGE(read(run + line("held_out", "web", "a", 1)), "\"out_of_domain\"");
   EXPECT_MESSAGE(read(run + kDocuments + run + kDocuments), "occurs twice");
