@@ -127,9 +127,10 @@ TEST(ResidualStream, InFloat32IsCloserToFloat64) {
 }
 
 // Records of earlier runs keep their keys.
-TEST(ResidualStream, IsNamedInTheConfigurationOnlyInFloat32) {
+TEST(ResidualStream, IsNamedInTheIdentityOnlyInFloat32) {
   const auto named = [](bool residual_in_fp32) {
-    return deep_model(residual_in_fp32)->spec.toml().find("residual_in_fp32") != std::string::npos;
+    const std::string identity = deep_model(residual_in_fp32)->spec.identity();
+    return identity.find("residual_in_fp32") != std::string::npos;
   };
   EXPECT_FALSE(named(false));
   EXPECT_TRUE(named(true));
