@@ -189,13 +189,15 @@ std::string ModelSpec::identity() const {
 Parts parts_of(ModelSpec spec) {
   ModelConfig& c = spec.config;
   c.vocab_size = 8;
-  c.num_layers = std::min<int64_t>(c.num_layers, int64_t(c.pattern.size()));
+  const auto period = int64_t(c.pattern.size());
+  // One layer more than the pattern: the second layer of RWKV-7 also mixes the first one's values
+  c.num_layers = std::min<int64_t>(c.num_layers, period + 1);
   c.max_positions = std::min<int64_t>(c.max_positions, 8);
   LanguageModel model(std::move(spec));
   Parts parts;
   for (size_t i = 0; i < model.layers.size(); ++i)
     if (const int version = model.layers[i]->mixer->numerics(); version > 1)
-      parts.mixers["mixer " + model.spec.config.pattern[i]] = version;
+      parts.mixers["mixer " + model.spec.config.pattern[i % size_t(period)]] = version;
   const at::AutoGradMode gradients(true);
   const ops::CalledOps called;
   model.loss(at::zeros({1, 5}, at::kLong)).backward();

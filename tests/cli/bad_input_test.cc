@@ -129,12 +129,17 @@ TEST_F(BadInputs, Options) {
   refuses(on("store") + " --threads many", 2, {"threads", "many"});
   refuses(on("store") + " --sed a=b", 2, {"--sed"});
   refuses("trian", 2, {"unknown command 'trian'", "did you mean 'train'?"});
-  refuses("", 2, {"SUBCOMMANDS"});
   refuses("list mixer", 2, {"mixer", "did you mean 'mixers'?"});
   refuses("describe mixer atention", 2, {"did you mean 'attention'?"});
   refuses("describe model transfomer++", 2, {"did you mean 'transformer++'?"});
   refuses("bench atention", 2, {"bench takes one of", "no 'atention'; did you mean 'attention'?"});
   refuses("data", 2, {"data takes one of prepare, synth"});
+}
+
+TEST_F(BadInputs, NoSubcommandPrintsTheHelp) {
+  const Outcome outcome = run(folder_.path(), "");
+  EXPECT_EQ(outcome.exit_code, 2);
+  EXPECT_NE((outcome.out + outcome.error).find("Subcommands:"), std::string::npos) << outcome.error;
 }
 
 TEST_F(BadInputs, NoGpuIsSaidAndTheFolderStaysFree) {

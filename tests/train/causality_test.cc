@@ -154,7 +154,7 @@ TEST(Causality, HeldOutLossBelowThatOfTheOracleIsAnError) {
   const fs::path manifest = folder / "store" / "manifest.json";
   auto json = nlohmann::json::parse(read_file(manifest));
   const auto run = [&](const char* name) {
-    return message_of([&] {
+    return message_of<Error>([&] {
       train(config(folder / "store", "mamba1"),
             {.store = folder / "store", .run = folder / name, .device = "cpu"});
     });
