@@ -105,7 +105,8 @@ TEST_F(Losses, BadFilesAreRejectedWithTheirLine) {
   EXPECT_MESSAGE(read(kDocuments), "losses.jsonl:1: The first line must be about the run");
   EXPECT_MESSAGE(read(""), "The file is empty");
   EXPECT_MESSAGE(read(run + "{]"), "losses.jsonl:2");
-  EXPECT_MESSAGE(read(run + R"({"role": "x", "domain": "a", "document": "1", "nats": 1, "tokens": 1})"),
+  const std::string document = R"(, "domain": "a", "document": "1", "nats": 1, "tokens": 1})";
+  EXPECT_MESSAGE(read(run + R"({"role": "x")" + document),
                  "'role' is \"x\"; expected \"held_out\" or \"out_of_domain\"");
   EXPECT_MESSAGE(read(run + R"({"role": "held_out", "domain": "a", "document": "1", "tokens": 1})"),
                  "The line has no loss");
