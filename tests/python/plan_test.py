@@ -35,7 +35,7 @@ class LowRank(nn.Module):
 
 
 class Twin(nn.Module):
-    """Gated linear attention. "Quotes", \\\\ and ''' + "'" * 3 + r""" are kept."""
+    """Gated linear attention. "Quotes" and \\\\ are kept."""
 
     def __init__(self, d_model, num_heads: int = 4):
         super().__init__()
@@ -51,7 +51,7 @@ class Twin(nn.Module):
         decay = nn.functional.logsigmoid(self.gk(x)).unflatten(-1, (self.H, -1)) / 16
         y, state = assay.ops.gla(q, k, v, decay, initial_state=state)
         return self.out_proj(self.norm(y).flatten(2) * nn.functional.silu(z)), {"S": state}
-"""
+'''
 MODEL = """
 [model]
 d_model = 32
