@@ -132,7 +132,8 @@ class Plan(unittest.TestCase):
             self.assertAlmostEqual(found["twin"][name], loss, delta=2e-6)
         words = ["--tokens", "5,9,30,2", "--max-tokens", "12", "--temperature", "0", "--json"]
         cpp, twin = (
-            json.loads(self.assay("generate", run, *words))["samples"] for run in ("cpp", "twin")
+            json.loads(self.assay("generate", "--model", run, *words))["samples"]
+            for run in ("cpp", "twin")
         )
         self.assertEqual(twin, cpp)
 
@@ -152,7 +153,8 @@ class Plan(unittest.TestCase):
         keys = set()
         for seed in (1, 1, 2):
             run = f"run{len(list(self.folder.glob('run*')))}"
-            self.train("python.toml", run, "--set", f"train.seed={seed}", "--set", "train.steps=1")
+            self.train("python.toml", run, "--set", f"train.seed={seed}", "--set", "train.steps=1",
+                       "--set", "train.keep_steps=[1]")
             keys.add((self.folder / run / "checkpoints/step-1/model.safetensors").read_bytes())
         self.assertEqual(len(keys), 2)
 
