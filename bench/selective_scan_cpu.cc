@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "base/random.h"
-#include "ops/cpu.h"
-#include "ops/selective_scan/kernel.h"
+#include "ops/core/cpu_target.h"
+#include "ops/recurrence/selective_scan/kernel.h"
 
 using namespace assay;
 using namespace assay::ops;

@@ -3,8 +3,8 @@
 // - every operand is moved once, at the bandwidth of a copy that is measured here;
 // - the B·T·Dm·N exponentials, at the 16 per clock of an SM's special-function units.
 #include "cuda_bench.h"
-#include "ops/causal_conv1d/kernel.h"
-#include "ops/token_scan/kernel.h"
+#include "ops/recurrence/causal_conv1d/kernel.h"
+#include "ops/recurrence/channel_scan/kernel.h"
 
 namespace {
 
@@ -15,7 +15,7 @@ void scan(const Machine& machine, int64_t B, int64_t T, int64_t M, int64_t N) {
   auto real = [&](int64_t count, float low, float high) {
     return buffers.random<float>(count, low, high);
   };
-  TokenScanForward p{.dtype = DType::bf16,
+  ChannelScanForward p{.dtype = DType::bf16,
                      .update = Update::decay,
                      .batch = B,
                      .time = T,
@@ -28,7 +28,7 @@ void scan(const Machine& machine, int64_t B, int64_t T, int64_t M, int64_t N) {
   p.k = buffers.sequence(B, T, N), p.q = buffers.sequence(B, T, N), p.y = buffers.sequence(B, T, M);
   p.rate = {real(M * N, -16, -0.5f)}, p.D = real(M, 0, 1), p.delta_bias = real(M, -6, -3);
   p.final_state = real(B * M * N, 0, 1), p.chunk_states = real(cuda::chunk_states(p), 0, 1);
-  TokenScanBackward q{.forward = p, .dy = buffers.sequence(B, T, M)};
+  ChannelScanBackward q{.forward = p, .dy = buffers.sequence(B, T, M)};
   q.dx = buffers.sequence(B, T, M), q.ddelta = buffers.sequence(B, T, M),
   q.dz = buffers.sequence(B, T, M);
   q.dk = real(B * T * N, 0, 1), q.dq = real(B * T * N, 0, 1), q.drate = real(M * N, 0, 1),
@@ -44,10 +44,10 @@ void scan(const Machine& machine, int64_t B, int64_t T, int64_t M, int64_t N) {
   const double elements = double(B) * T * M, inputs = double(B) * T * N;
   const double forward_floor = machine.floor_ms(8 * elements + 4 * inputs, 0, elements * N);
   const double backward_floor = machine.floor_ms(14 * elements + 12 * inputs, 0, elements * N);
-  const double forward_ms = median_ms([&] { cuda::token_scan(p, forward, nullptr); });
+  const double forward_ms = median_ms([&] { cuda::channel_scan(p, forward, nullptr); });
   const double both_ms = median_ms([&] {
-    cuda::token_scan(p, forward, nullptr);
-    cuda::token_scan(q, backward, nullptr);
+    cuda::channel_scan(p, forward, nullptr);
+    cuda::channel_scan(q, backward, nullptr);
   });
   must(cudaDeviceSynchronize());
   row("forward", forward_ms, forward_floor);

@@ -7,12 +7,7 @@ Usage: shortlist_agreement.py RUN TOKENS.bin [--library build/libassay.so] [--ti
 Run it with the project's Python. RUN is a run of `assay train` whose layers are all top1_chunk with
 unit queries and keys, and geglu; TOKENS.bin one of the files of a token store (16-bit). Prints, for
 each rank and length of the shortlist, the share of queries (every `stride`-th behind the first
-chunk, all heads, all layers) whose exact choice is among those that the cheap score ranks first;
-and the share of choices that bounds certify, had all but the best `m` by bound been left out:
-above, Hoeffding's and Bennett's (with the variance along the query) of a chunk's score; below, the
-winner's own score. A second table is about lists of at most `--shortlist` chunks that a margin
-shortens, for each rank and margin: the share of queries whose exact choice is listed, and the mean
-number of chunks listed.
+chunk, all heads, all layers) whose exact choice is among those that the cheap score ranks first.
 """
 
 import argparse
@@ -26,7 +21,6 @@ import torch
 
 F = torch.nn.functional
 LENGTHS, RANKS = (1, 2, 4, 8, 12, 16, 24, 32), (0, 1, 3, 7)
-MARGINS = (0.1, 0.2, 0.3, 0.4, 0.6, 0.8, 1.2, math.inf)
 
 
 def read_weights(file):
@@ -88,8 +82,8 @@ def queries_and_keys(weights, model, tokens):
     return found, F.cross_entropy(logits[:-1], tokens[1:]).item()
 
 
-def shares_of_layer(q, k, chunk_size, stride, shortlist):
-    """{(kind, length): shares by head}, and the same for {(kind, margin): …} of shortened lists."""
+def shares_of_layer(q, k, chunk_size, stride):
+    """{(kind, length): shares by head}"""
     time, heads, _ = q.shape
     chunks = time // chunk_size
     t = torch.arange(chunk_size, chunks * chunk_size, stride)
@@ -102,7 +96,7 @@ def shares_of_layer(q, k, chunk_size, stride, shortlist):
         .masked_fill(none, -math.inf)
     )
     best = exact.argmax(-1, True)
-    shares, shortened = {}, {}
+    shares = {}
     for rank in RANKS:
         summaries = torch.ops.assay.chunk_summaries(k[None], chunk_size, rank)[0].transpose(
             0, 1
@@ -114,51 +108,15 @@ def shares_of_layer(q, k, chunk_size, stride, shortlist):
         place = (cheap > cheap.gather(-1, best)).sum(-1)
         for length in LENGTHS:
             shares[f"rank {rank}", length] = (place < length).double().mean(1)
-        below = cheap.amax(-1, True) - cheap.topk(min(shortlist, chunks), -1)[0]
-        best_below = cheap.amax(-1) - cheap.gather(-1, best)[..., 0]
-        candidates = t // chunk_size
-        for margin in MARGINS:
-            holds = (place < shortlist) & (best_below <= margin)
-            count = torch.minimum((below <= margin).sum(-1), candidates)
-            shortened[f"rank {rank}, % listed", margin] = 100 * holds.double().mean(1)
-            shortened[f"rank {rank}, chunks", margin] = count.double().mean(1)
-    spread = keys.unflatten(1, (chunks, chunk_size))
-    spread = spread - spread.mean(2, True)
-    mean = queries @ torch.ops.assay.chunk_summaries(k[None], chunk_size, 0)[0, :, :, 0].permute(
-        1, 2, 0
-    )
-    reach = (
-        spread.norm(dim=-1).amax(-1)[:, None] * queries.norm(dim=-1)[..., None]
-    )  # |q·(k − μ)| at most
-    variance = torch.stack(
-        [((queries @ c.mT) @ c / chunk_size * queries).sum(-1) for c in spread.unbind(1)], -1
-    )
-    above = {
-        "Hoeffding": mean + math.log(chunk_size) + reach.square() / 2,
-        "Bennett": mean
-        + math.log(chunk_size)
-        + torch.log1p(variance / reach.square() * (reach.exp() - 1 - reach)),
-    }
-    for name, bound in above.items():
-        others = (
-            bound.masked_fill(none, -math.inf)
-            .scatter(-1, best, -math.inf)
-            .sort(-1, descending=True)[0]
-        )
-        for length in LENGTHS:
-            at = min(length, chunks) - 1
-            shares[f"certified, {name}", length] = (
-                (others[..., at : at + 1] <= exact.gather(-1, best)).double().mean((1, 2))
-            )
-    return shares, shortened
+    return shares
 
 
-def print_table(columns, layers, factor=1):
+def print_table(columns, layers):
     """Means over layers and heads: one line per kind, one number per column."""
     print(f"{'':22}" + "".join(f"{column:8}" for column in columns))
     for kind in dict.fromkeys(kind for kind, _ in layers[0]):
         means = [torch.cat([x[kind, column] for x in layers]).mean() for column in columns]
-        print(f"{kind:22}" + "".join(f"{factor * mean:8.2f}" for mean in means))
+        print(f"{kind:22}" + "".join(f"{100 * mean:8.2f}" for mean in means))
 
 
 def main():
@@ -172,9 +130,6 @@ def main():
     parser.add_argument(
         "--chunk-size", type=int, default=0, help="of the comparison; 0: that of the model"
     )
-    parser.add_argument(
-        "--shortlist", type=int, default=16, help="length of the lists that a margin shortens"
-    )
     args = parser.parse_args()
     torch.ops.load_library(args.library)
     model = tomllib.loads((args.run / "config.toml").read_text())["model"]
@@ -185,13 +140,9 @@ def main():
     with torch.no_grad():
         layers, loss = queries_and_keys(weights, model, tokens)
         chunk_size = args.chunk_size or model["top1_chunk"]["chunk_size"]
-        found = [
-            shares_of_layer(q, k, chunk_size, args.stride, args.shortlist) for q, k in layers
-        ]
+        found = [shares_of_layer(q, k, chunk_size, args.stride) for q, k in layers]
     print(f"{steps[-1]}: loss {loss:.4f} on {args.time} tokens; % of queries, all layers and heads")
-    print_table(LENGTHS, [shares for shares, _ in found], factor=100)
-    print(f"lists of at most {args.shortlist} chunks, by margin (nats)")
-    print_table(MARGINS, [shortened for _, shortened in found])
+    print_table(LENGTHS, found)
 
 
 if __name__ == "__main__":

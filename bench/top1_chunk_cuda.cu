@@ -8,7 +8,7 @@
 #include <cstring>
 
 #include "cuda_bench.h"
-#include "ops/top1_chunk/kernel.h"
+#include "ops/attention/top1_chunk/kernel.h"
 
 namespace {
 
@@ -38,7 +38,7 @@ const char* name_of(Selection selection) {
 }
 
 void attention(const Machine& machine, Selection selection, int64_t B, int64_t T, int64_t H,
-               int64_t D, int64_t C, int64_t shortlist = 16, int64_t rank = 7, double margin = 0) {
+               int64_t D, int64_t C, int64_t shortlist = 16, int64_t rank = 7) {
   Buffers buffers;
   Top1ChunkForward p{.dtype = DType::bf16,
                      .batch = B,
@@ -50,7 +50,7 @@ void attention(const Machine& machine, Selection selection, int64_t B, int64_t T
                      .top_k = 1,
                      .scale = 10,
                      .selection = selection};
-  if (selection == Selection::shortlist) p.shortlist = shortlist, p.rank = rank, p.margin = margin;
+  if (selection == Selection::shortlist) p.shortlist = shortlist, p.rank = rank;
   p.q = unit(buffers, B, T, H, D), p.k = unit(buffers, B, T, H, D),
   p.v = buffers.sequence(B, T, H * D);
   p.out = buffers.sequence(B, T, H * D), p.logsumexp = buffers.raw(B * H * T * 4);
@@ -63,7 +63,7 @@ void attention(const Machine& machine, Selection selection, int64_t B, int64_t T
   std::printf("top1_chunk %s bf16, B %ld, T %ld, H %ld, D %ld, C %ld", name_of(selection), long(B),
               long(T), long(H), long(D), long(C));
   if (p.shortlist)
-    std::printf(", shortlist %ld, rank %ld, margin %g", long(shortlist), long(rank), margin);
+    std::printf(", shortlist %ld, rank %ld", long(shortlist), long(rank));
   std::printf(": workspace %.0f + %.0f MB\n", cuda::workspace_bytes(p) * 1e-6,
               cuda::workspace_bytes(q) * 1e-6);
   const double numbers = double(B) * T * H * D, read = 1.5 * B * T * H * C;
@@ -159,8 +159,6 @@ int main(int argc, char** argv) {
   if (wanted("shortlist")) {
     for (const auto& [shortlist, rank] : {std::pair{16, 7}, {16, 3}, {8, 7}, {4, 3}})
       attention(machine, Selection::shortlist, 1, 102400, 12, 64, 128, shortlist, rank);
-    for (double margin : {0.15, 0.1})  // of 400 such random candidates, 8 and 4 chunks stay
-      attention(machine, Selection::shortlist, 1, 102400, 12, 64, 128, 16, 7, margin);
   }
   if (wanted("step"))
     for (const Selection selection : {Selection::approx, Selection::shortlist, Selection::exact}) {

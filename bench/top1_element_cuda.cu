@@ -7,7 +7,7 @@
 // - one exponential per score and pass over them, at the 16 per clock of an SM's special-function
 //   units.
 #include "cuda_bench.h"
-#include "ops/top1_element/kernel.h"
+#include "ops/attention/top1_element/kernel.h"
 
 namespace {
 

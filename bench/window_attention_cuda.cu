@@ -6,7 +6,7 @@
 //   peak of the tensor cores;
 // - one exponential per score and direction, at the 16 per clock of an SM's special-function units.
 #include "cuda_bench.h"
-#include "ops/window_attention/kernel.h"
+#include "ops/attention/window_attention/kernel.h"
 
 namespace {
 

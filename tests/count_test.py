@@ -48,11 +48,11 @@ class Counts(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             source = pathlib.Path(folder)
             (source / "ops/cuda").mkdir(parents=True)
-            (source / "ops/glu").mkdir()
+            (source / "ops/rowwise/glu").mkdir(parents=True)
             (source / "ops/cuda/ptx.cuh").write_text(
                 '__device__ inline void f(int) { asm("x;"); }\n'
             )
-            (source / "ops/glu/cuda.cu").write_text(
+            (source / "ops/rowwise/glu/cuda.cu").write_text(
                 '__device__ inline void f(int) { asm("y;"); }\n' + "//" + "-" * 99 + "\n"
             )
             counts = count.count(source)

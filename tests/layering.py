@@ -1,7 +1,8 @@
 """Fails if a file of src/ includes what it must not see:
 
 - a header of a layer above its own, or torch where its layer may not use it;
-- a header of another operator that is not that operator's public header, ops/NAME/NAME.h;
+- a header of another operator that is not its public one, ops/FAMILY/NAME/NAME.h, or a header
+  that another family of operators shares;
 - a header of the CUDA library (ops/cuda) outside CUDA files.
 
 It also fails if a file outside of src/run spells the name of a file of the run folder, and if the
@@ -31,16 +32,32 @@ def allowed_layers(listing):
 
 
 def private_header(file, header):
-    """Why an operator must not include this header of another folder of src/ops, or None."""
-    folders, parts = file.relative_to(SOURCE).parts, header.split("/")
-    if folders[0] != "ops" or parts[0] != "ops" or len(parts) < 3 or parts[1] == folders[1]:
+    """Why a file of src/ops must not include this header of another folder, or None.
+
+    The folders are core, cpu, cuda, and families of operators: ops/FAMILY/NAME/NAME.h.
+    """
+    own, parts = file.relative_to(SOURCE).parts[1:-1], header.split("/")
+    if file.relative_to(SOURCE).parts[0] != "ops" or parts[0] != "ops" or len(parts) < 3:
         return None
-    if parts[1] == "cuda":
+    family, name = parts[1], parts[2]
+    if family == "core":
+        return None
+    if own[0] == "core":
+        return f"ops/core is below ops/{family}"
+    if family == "cuda":
         return (
             None if file.suffix in (".cu", ".cuh") else "only CUDA files include the CUDA library"
         )
-    public = parts[1:] == [parts[1], f"{parts[1]}.h"]
-    return None if public else f"it is private to ops/{parts[1]}"
+    if family == "cpu":
+        return f"ops/{own[0]} does not use ops/cpu" if own[0] == "cuda" else None
+    if own[0] in ("cpu", "cuda"):
+        return f"ops/{own[0]} is below ops/{family}"
+    shared = len(parts) == 3 or name == "passes"
+    if own[0] == family and (shared or own[1:2] == (name,)):
+        return None
+    if parts[3:] == [f"{name}.h"]:
+        return None
+    return f"it is private to ops/{family}" + ("" if len(parts) == 3 else f"/{name}")
 
 
 def violations(file, allowed):

@@ -58,8 +58,6 @@ def top1_chunk(
     shortlist=16,
     rank=7,
     summaries=None,
-    fall_back=False,
-    margin=0.0,
 ):
     """One softmax over the own chunk and the `top_k` earlier chunks with the largest scores.
 
@@ -68,9 +66,7 @@ def top1_chunk(
         shortlist  exact, of the `shortlist` chunks that `chunk_summaries` of this rank propose
 
     q [B, T, H, D]; k, v [B, S, Hk, D], S >= T; selected [B, H, T, top_k] int64 forces the choice
-    (-1: none); summaries: chunk_summaries(k, chunk_size, rank), by a caller who keeps them;
-    fall_back: the exact choice wherever top1_certified does not prove that of the shortlist;
-    margin > 0: only chunks whose cheap score is at most this many nats below that of rank top_k.
+    (-1: none); summaries: chunk_summaries(k, chunk_size, rank), by a caller who keeps them.
     Returns out [B, T, H, D], logsumexp [B, H, T] and selected [B, H, T, top_k]. Only out has a
     gradient.
     """
@@ -86,17 +82,7 @@ def top1_chunk(
         shortlist=shortlist,
         rank=rank,
         summaries=summaries,
-        fall_back=fall_back,
-        margin=margin,
     )
-
-
-def top1_certified(q, k, selected, chunk_size, scale=None, shortlist=16):
-    """Whether the choice of a shortlist is certain to be the exact one. It has no gradient.
-
-    q [B, T, H, D]; k [B, S, Hk, D]; selected [B, H, T, top_k] int64. Returns bool [B, H, T].
-    """
-    return _ops.top1_certified(q, k, selected, chunk_size, _scale(scale, q), shortlist)
 
 
 def chunk_summaries(k, chunk_size, rank=0):

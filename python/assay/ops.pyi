@@ -249,20 +249,6 @@ def taylor_exp_attention(
     """
     ...
 
-def top1_certified(
-    q: Tensor,
-    k: Tensor,
-    selected: Tensor,
-    chunk_size: int,
-    scale: float | None = None,
-    shortlist: int = 16,
-) -> Tensor:
-    """Whether the choice of a shortlist is certain to be the exact one. It has no gradient.
-
-    q [B, T, H, D]; k [B, S, Hk, D]; selected [B, H, T, top_k] int64. Returns bool [B, H, T].
-    """
-    ...
-
 def top1_chunk(
     q: Tensor,
     k: Tensor,
@@ -275,8 +261,6 @@ def top1_chunk(
     shortlist: int = 16,
     rank: int = 7,
     summaries: Tensor | None = None,
-    fall_back: bool = False,
-    margin: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One softmax over the own chunk and the `top_k` earlier chunks with the largest scores.
 
@@ -285,9 +269,7 @@ def top1_chunk(
         shortlist  exact, of the `shortlist` chunks that `chunk_summaries` of this rank propose
 
     q [B, T, H, D]; k, v [B, S, Hk, D], S >= T; selected [B, H, T, top_k] int64 forces the choice
-    (-1: none); summaries: chunk_summaries(k, chunk_size, rank), by a caller who keeps them;
-    fall_back: the exact choice wherever top1_certified does not prove that of the shortlist;
-    margin > 0: only chunks whose cheap score is at most this many nats below that of rank top_k.
+    (-1: none); summaries: chunk_summaries(k, chunk_size, rank), by a caller who keeps them.
     Returns out [B, T, H, D], logsumexp [B, H, T] and selected [B, H, T, top_k]. Only out has a
     gradient.
     """

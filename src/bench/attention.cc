@@ -10,10 +10,10 @@
 #include <set>
 
 #include "base/interrupt.h"
-#include "ops/paths.h"
-#include "ops/top1_chunk/top1_chunk.h"
-#include "ops/top1_element/top1_element.h"
-#include "ops/window_attention/window_attention.h"
+#include "ops/core/paths.h"
+#include "ops/attention/top1_chunk/top1_chunk.h"
+#include "ops/attention/top1_element/top1_element.h"
+#include "ops/attention/window_attention/window_attention.h"
 
 namespace assay::bench {
 namespace {

@@ -8,7 +8,7 @@
 #include "base/files.h"
 #include "base/version.h"
 #include "cli/command.h"
-#include "ops/paths.h"
+#include "ops/core/paths.h"
 #include "train/device.h"
 
 namespace assay::cli {

@@ -11,7 +11,7 @@
 #include "cli/task_files.h"
 #include "nn/language_model.h"
 #include "nn/mixer.h"
-#include "ops/paths.h"
+#include "ops/core/paths.h"
 #include "study/plan.h"
 #include "tasks/kind.h"
 #include "tasks/task.h"

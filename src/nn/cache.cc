@@ -2,7 +2,7 @@
 
 #include <torch/torch.h>
 
-#include "ops/parallel.h"
+#include "ops/core/parallel.h"
 
 namespace assay::nn {
 namespace {

@@ -6,7 +6,7 @@
 
 #include "nn/language_model.h"
 #include "nn/sampling.h"
-#include "ops/sampling/sampling.h"
+#include "ops/dense/sampling/sampling.h"
 
 namespace assay::nn {
 

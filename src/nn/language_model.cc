@@ -10,8 +10,8 @@
 #include "nn/lm_loss.h"
 #include "nn/python_mixer.h"
 #include "nn/recompute.h"
-#include "ops/called.h"
-#include "ops/linear/linear.h"
+#include "ops/core/called.h"
+#include "ops/dense/linear/linear.h"
 
 namespace assay::nn {
 namespace {

@@ -139,7 +139,7 @@ struct LanguageModel : Module {
 
 // The parts whose numerics versions decide what a step of training computes.
 struct Parts {
-  std::set<std::string> operators;         // ops/paths.h; without the optimizer's
+  std::set<std::string> operators;         // ops/core/paths.h; without the optimizer's
   std::map<std::string, int64_t> mixers;   // {"mixer mamba1": 2}: those above version 1
 };
 // Runs one step of a model of one period of the pattern on the CPU.

@@ -9,12 +9,12 @@
 #include "base/random.h"
 #include "nn/initial_values.h"
 #include "nn/mixer.h"
-#include "ops/gated_norm/gated_norm.h"
-#include "ops/glu/glu.h"
-#include "ops/linear/linear.h"
-#include "ops/linear_attention/linear_attention.h"
-#include "ops/norm/norm.h"
-#include "ops/unit_length/unit_length.h"
+#include "ops/rowwise/gated_norm/gated_norm.h"
+#include "ops/rowwise/glu/glu.h"
+#include "ops/dense/linear/linear.h"
+#include "ops/recurrence/linear_attention/linear_attention.h"
+#include "ops/rowwise/norm/norm.h"
+#include "ops/rowwise/unit_length/unit_length.h"
 
 namespace assay::nn {
 

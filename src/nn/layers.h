@@ -88,7 +88,7 @@ struct Norm : Module {
   Norm(const std::string& kind, int64_t size, double eps, int64_t groups = 1);
   at::Tensor forward(const at::Tensor& x) const;
   at::Tensor forward(Residual& x) const;  // of the sum, which x becomes
-  // to(forward(x)) in `dtype`, by one kernel for some sizes (norm_linear of ops/linear/linear.h).
+  // to(forward(x)) in `dtype`, by one kernel for some sizes (norm_linear of ops/dense/linear/linear.h).
   at::Tensor forward_projected(Residual& x, const Projection& to, at::ScalarType dtype) const;
   // forward(x) ⊙ silu(z), or forward(x ⊙ silu(z)). z has the shape of x.
   at::Tensor forward_then_gate(const at::Tensor& x, const at::Tensor& z) const;

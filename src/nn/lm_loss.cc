@@ -2,8 +2,8 @@
 
 #include <torch/torch.h>
 
-#include "ops/cross_entropy/cross_entropy.h"
-#include "ops/linear/linear.h"
+#include "ops/dense/cross_entropy/cross_entropy.h"
+#include "ops/dense/linear/linear.h"
 
 namespace assay::nn {
 namespace {

@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "nn/initial_values.h"
-#include "ops/causal_conv1d/causal_conv1d.h"
+#include "ops/recurrence/causal_conv1d/causal_conv1d.h"
 
 namespace assay::nn {
 

@@ -8,8 +8,8 @@
 #include <map>
 
 #include "nn/cache.h"
-#include "ops/asynchronous.h"
-#include "ops/decode_attention/decode_attention.h"
+#include "ops/core/asynchronous.h"
+#include "ops/attention/decode_attention/decode_attention.h"
 
 namespace assay::nn {
 namespace {

@@ -25,7 +25,7 @@
 #include <vector>
 
 #include "nn/language_model.h"
-#include "ops/sampling/sampling.h"
+#include "ops/dense/sampling/sampling.h"
 
 namespace assay::nn {
 

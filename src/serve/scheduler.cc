@@ -6,8 +6,8 @@
 #include <set>
 
 #include "base/error.h"
-#include "ops/asynchronous.h"
-#include "ops/parallel.h"
+#include "ops/core/asynchronous.h"
+#include "ops/core/parallel.h"
 
 namespace assay::serve {
 namespace {

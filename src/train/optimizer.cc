@@ -4,7 +4,7 @@
 
 #include <map>
 
-#include "ops/adamw/adamw.h"
+#include "ops/dense/adamw/adamw.h"
 
 namespace assay::train {
 

@@ -5,7 +5,7 @@
 #include "data/token_store.h"
 #include "base/record.h"
 #include "eval/held_out.h"
-#include "ops/paths.h"
+#include "ops/core/paths.h"
 
 namespace assay::train {
 

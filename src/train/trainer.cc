@@ -12,7 +12,7 @@
 #include "data/sampler.h"
 #include "data/token_store.h"
 #include "eval/longest_input.h"
-#include "ops/paths.h"
+#include "ops/core/paths.h"
 #include "run/metrics.h"
 #include "train/causality.h"
 #include "train/checkpoint.h"

@@ -132,13 +132,11 @@ TEST_F(RanksOfOneModel, OneTwoAndFourRanksGiveTheBytesOfOneProcess) {
   }
 }
 
-TEST_F(RanksOfOneModel, OneSliceGivesTheBytesOfEarlierRuns) {
+TEST_F(RanksOfOneModel, OneRankGivesTheBytesOfATrainingWithoutRanks) {
   ASSERT_EQ(run(folder_.path(), train("alone", kSettings)).exit_code, 0);
   const Outcome outcome = run(folder_.path(), train("ranks1", kSettings + "--ranks 1"));
   ASSERT_EQ(outcome.exit_code, 0) << outcome.error;
   expect_same("ranks1", "alone");
-  EXPECT_EQ(read_file(folder_ / "alone" / "config.toml").find("gradient_slices"),
-            std::string::npos);
 }
 
 TEST_F(RanksOfOneModel, RanksThatShareSequencesGiveTheBytesOfOneProcess) {

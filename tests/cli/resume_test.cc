@@ -200,10 +200,15 @@ TEST_F(Resume, CheckpointOfAnotherStepIsRefused) {
 TEST(ResumeOfEarlierRuns, WarmUpOfTheEarlierRoundingIsKept) {
   const data::Folder folder;
   synthesize(folder);
-  const std::string settings = "--set train.steps=100 --set train.warmup_fraction=0.29 ";
-  Outcome outcome = run(folder.path(), train("run", settings + "--set train.warmup_steps=28"));
+  std::string model = read_file(kSmoke);
+  const std::string line = "warmup_steps    = 4";
+  model.replace(model.find(line), line.size(), "warmup_fraction = 0.29");
+  write_file(folder / "model.toml", model);
+  const std::string command =
+      "train model.toml --data store -o run --threads 1 --device cpu --set train.steps=100 ";
+  Outcome outcome = run(folder.path(), command + "--set train.warmup_steps=28");
   ASSERT_EQ(outcome.exit_code, 0) << outcome.error;
-  outcome = run(folder.path(), train("run", settings + "--resume"));
+  outcome = run(folder.path(), command + "--resume");
   EXPECT_EQ(outcome.exit_code, 0) << outcome.error;
   EXPECT_NE(read_file(folder / "run" / "config.toml").find("warmup_steps = 28"), std::string::npos);
 }

@@ -123,7 +123,7 @@ const Names kMamba3 = {{"in_proj.weight", {"in_proj.weight"}},
                        {"C_bias", {"C_bias"}},
                        {"dt_bias", {"dt_bias"}},
                        {"D", {"D"}}};
-const std::map<std::string, std::string> kMatrixState = {{"S", "out.state"}};
+const std::map<std::string, std::string> kMatrixRecurrence = {{"S", "out.state"}};
 
 INSTANTIATE_TEST_SUITE_P(
     Blocks, MixerGolden,
@@ -156,16 +156,16 @@ INSTANTIATE_TEST_SUITE_P(
               {{"qkv.weight", {"proj_q.weight", "proj_k.weight", "proj_v.weight"}},
                {"out_proj.weight", {"out_proj.weight"}}},
               {}},
-        Block{"kda_layer_T65", "kda", "num_heads = 2\nhead_dim = 12", kKda, kMatrixState},
-        Block{"kda_layer_T65_bounded", "kda", "num_heads = 3\ngate_bound = -5", kKda, kMatrixState},
-        Block{"gdn2_layer_T65", "gdn2", "num_heads = 2\nhead_dim = 12", kGdn2, kMatrixState},
-        Block{"comba_layer_T65", "comba", "num_heads = 2\nhead_dim = 8", kComba, kMatrixState},
+        Block{"kda_layer_T65", "kda", "num_heads = 2\nhead_dim = 12", kKda, kMatrixRecurrence},
+        Block{"kda_layer_T65_bounded", "kda", "num_heads = 3\ngate_bound = -5", kKda, kMatrixRecurrence},
+        Block{"gdn2_layer_T65", "gdn2", "num_heads = 2\nhead_dim = 12", kGdn2, kMatrixRecurrence},
+        Block{"comba_layer_T65", "comba", "num_heads = 2\nhead_dim = 8", kComba, kMatrixRecurrence},
         Block{"gated_delta_product_layer_T65_n2", "gated_delta_product",
-              "num_heads = 2\nhead_dim = 8\nvalue_head_dim = 12", kDeltaProduct, kMatrixState},
+              "num_heads = 2\nhead_dim = 8\nvalue_head_dim = 12", kDeltaProduct, kMatrixRecurrence},
         Block{"gated_delta_product_layer_T65_n3", "gated_delta_product",
               "num_steps = 3\nnum_heads = 2\nnum_key_heads = 1\nhead_dim = 8\n"
               "value_head_dim = 8\nnegative_eigenvalues = false",
-              kDeltaProduct, kMatrixState},
+              kDeltaProduct, kMatrixRecurrence},
         Block{"lfm2_conv_layer_T65", "base_conv", "form = \"lfm2\"\nconv_bias = false", kLfm2, {}},
         Block{"mamba3_layer_T65", "mamba3", "state_size = 8\nhead_dim = 12", kMamba3, {}},
         Block{"mamba3_layer_T65_fla",

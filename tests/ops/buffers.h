@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/random.h"
-#include "ops/kernel.h"
+#include "ops/core/kernel.h"
 
 namespace assay::ops {
 

@@ -5,8 +5,8 @@
 #include <map>
 
 #include "ops/buffers.h"
-#include "ops/causal_conv1d/kernel.h"
-#include "ops/cpu.h"
+#include "ops/recurrence/causal_conv1d/kernel.h"
+#include "ops/core/cpu_target.h"
 #include "ops/simd_target.h"
 
 namespace assay::ops {

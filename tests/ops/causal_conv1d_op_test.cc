@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "ops/causal_conv1d/causal_conv1d.h"
+#include "ops/recurrence/causal_conv1d/causal_conv1d.h"
 #include "ops/golden.h"
 
 namespace assay::ops {

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "ops/cross_entropy/cross_entropy.h"
+#include "ops/dense/cross_entropy/cross_entropy.h"
 #include "ops/golden.h"
 
 namespace assay::ops {

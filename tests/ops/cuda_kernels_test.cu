@@ -4,8 +4,8 @@
 #include <gtest/gtest.h>
 
 #include "cuda_memory.h"
-#include "ops/causal_conv1d/kernel.h"
-#include "ops/token_scan/kernel.h"
+#include "ops/recurrence/causal_conv1d/kernel.h"
+#include "ops/recurrence/channel_scan/kernel.h"
 
 namespace assay::ops {
 namespace {
@@ -123,7 +123,7 @@ TEST_P(CudaScan, EqualsFloat64AndItself) {
     return c.optional ? static_cast<float*>(s.data()) : nullptr;
   };
   auto raw = [](const Array& a) { return static_cast<float*>(a.data()); };
-  TokenScanForward p{.dtype = c.dtype,
+  ChannelScanForward p{.dtype = c.dtype,
                      .update = Update::decay,
                      .batch = B,
                      .time = T,
@@ -146,16 +146,16 @@ TEST_P(CudaScan, EqualsFloat64AndItself) {
                      .chunk_states = nullptr};
   Memory forward_scratch(cuda::workspace_bytes(p));
   Array chunk_states(real, cuda::chunk_states(p));
-  cuda::token_scan(p, forward_scratch.data, nullptr);
+  cuda::channel_scan(p, forward_scratch.data, nullptr);
   const double limit = tolerance(c.dtype);
   EXPECT_LE(worst_row(y.values(), x.y, M), limit) << "y without chunk_states";
   must(cudaMemset(y.memory.data, 0xff, y.memory.size));
   p.chunk_states = raw(chunk_states);
-  cuda::token_scan(p, forward_scratch.data, nullptr);
+  cuda::channel_scan(p, forward_scratch.data, nullptr);
   EXPECT_LE(worst_row(y.values(), x.y, M), limit) << "y";
   EXPECT_LE(worst_row(final.values(), x.final, N), limit) << "final_state";
 
-  TokenScanBackward q{.forward = p,
+  ChannelScanBackward q{.forward = p,
                       .dy = dy.view(),
                       .dfinal_state = maybe_data(dfinal),
                       .dx = du.view(),
@@ -170,7 +170,7 @@ TEST_P(CudaScan, EqualsFloat64AndItself) {
   Memory scratch(cuda::workspace_bytes(q));
   std::vector<std::vector<unsigned char>> first;
   for (int run = 0; run < 2; ++run) {
-    cuda::token_scan(q, scratch.data, nullptr);
+    cuda::channel_scan(q, scratch.data, nullptr);
     must(cudaDeviceSynchronize());
     std::vector<std::vector<unsigned char>> bytes;
     for (const Sequence* s :

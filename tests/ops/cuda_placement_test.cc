@@ -5,14 +5,14 @@
 #include <torch/torch.h>
 
 #include "ops/attention_arguments.h"
-#include "ops/causal_conv1d/causal_conv1d.h"
-#include "ops/cross_entropy/cross_entropy.h"
-#include "ops/linear_attention/linear_attention.h"
-#include "ops/norm/norm.h"
-#include "ops/sampling/sampling.h"
-#include "ops/selective_scan/selective_scan.h"
-#include "ops/top1_chunk/top1_chunk.h"
-#include "ops/top1_element/top1_element.h"
+#include "ops/recurrence/causal_conv1d/causal_conv1d.h"
+#include "ops/dense/cross_entropy/cross_entropy.h"
+#include "ops/recurrence/linear_attention/linear_attention.h"
+#include "ops/rowwise/norm/norm.h"
+#include "ops/dense/sampling/sampling.h"
+#include "ops/recurrence/selective_scan/selective_scan.h"
+#include "ops/attention/top1_chunk/top1_chunk.h"
+#include "ops/attention/top1_element/top1_element.h"
 
 namespace assay::ops {
 namespace {

@@ -2,11 +2,11 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "ops/asynchronous.h"
-#include "ops/decode_attention/decode_attention.h"
+#include "ops/core/asynchronous.h"
+#include "ops/attention/decode_attention/decode_attention.h"
 #include "ops/golden.h"
-#include "ops/rotary_qkv/rotary_qkv.h"
-#include "ops/window_attention/window_attention.h"
+#include "ops/attention/rotary_qkv/rotary_qkv.h"
+#include "ops/attention/window_attention/window_attention.h"
 
 namespace assay::ops {
 namespace {

@@ -1,13 +1,13 @@
 // The few steps of decoding on CUDA, which need no gradient: every operator with a state against
 // itself in float64 on the CPU (its own tests compare that with its naive twin), on the same
 // numbers, its outputs poisoned with NaN first.
-#include "ops/delta_rule/delta_rule.h"
-#include "ops/linear_attention/linear_attention.h"
-#include "ops/longhorn/longhorn.h"
+#include "ops/recurrence/delta_rule/delta_rule.h"
+#include "ops/recurrence/linear_attention/linear_attention.h"
+#include "ops/recurrence/longhorn/longhorn.h"
 #include "ops/recurrences.h"
-#include "ops/selective_scan/selective_scan.h"
-#include "ops/ssd/ssd.h"
-#include "ops/taylor_exp/taylor_exp.h"
+#include "ops/recurrence/selective_scan/selective_scan.h"
+#include "ops/recurrence/ssd/ssd.h"
+#include "ops/recurrence/taylor_exp/taylor_exp.h"
 
 namespace assay::ops {
 namespace {
@@ -286,7 +286,7 @@ void expect_all_right(const std::vector<Case>& cases) {
   }
 }
 
-TEST(DecodingStepsOnCuda, OfMatrixStatesAreRight) { expect_all_right(with_heads()); }
+TEST(DecodingStepsOnCuda, OfMatrixRecurrencesAreRight) { expect_all_right(with_heads()); }
 TEST(DecodingStepsOnCuda, OfChannelsAreRight) { expect_all_right(with_channels()); }
 
 }  // namespace

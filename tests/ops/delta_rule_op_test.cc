@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "ops/delta_rule/delta_rule.h"
+#include "ops/recurrence/delta_rule/delta_rule.h"
 #include "ops/recurrences.h"
 
 namespace assay::ops {

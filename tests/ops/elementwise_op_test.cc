@@ -2,14 +2,14 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "ops/cross_entropy/cross_entropy.h"
-#include "ops/glu/glu.h"
+#include "ops/dense/cross_entropy/cross_entropy.h"
+#include "ops/rowwise/glu/glu.h"
 #include "ops/golden.h"
-#include "ops/norm/norm.h"
-#include "ops/rotary_qkv/rotary_qkv.h"
+#include "ops/rowwise/norm/norm.h"
+#include "ops/attention/rotary_qkv/rotary_qkv.h"
 #include "ops/rows.h"
-#include "ops/squared_relu/squared_relu.h"
-#include "ops/token_shift/token_shift.h"
+#include "ops/rowwise/squared_relu/squared_relu.h"
+#include "ops/recurrence/token_shift/token_shift.h"
 
 namespace assay::ops {
 namespace {

@@ -4,8 +4,8 @@
 
 #include <cmath>
 
-#include "ops/linear_attention/linear_attention.h"
-#include "ops/paths.h"
+#include "ops/recurrence/linear_attention/linear_attention.h"
+#include "ops/core/paths.h"
 #include "ops/recurrences.h"
 
 namespace assay::ops {

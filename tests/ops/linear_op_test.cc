@@ -2,10 +2,10 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "ops/asynchronous.h"
-#include "ops/glu/glu.h"
-#include "ops/linear/linear.h"
-#include "ops/norm/norm.h"
+#include "ops/core/asynchronous.h"
+#include "ops/rowwise/glu/glu.h"
+#include "ops/dense/linear/linear.h"
+#include "ops/rowwise/norm/norm.h"
 #include "ops/simd_target.h"
 
 namespace assay::ops {

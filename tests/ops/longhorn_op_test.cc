@@ -1,8 +1,8 @@
 // longhorn, diagonal and exact, against its naive twin, golden files, and itself cut in two.
 #include <gmock/gmock.h>
 
-#include "ops/delta_rule/delta_rule.h"
-#include "ops/longhorn/longhorn.h"
+#include "ops/recurrence/delta_rule/delta_rule.h"
+#include "ops/recurrence/longhorn/longhorn.h"
 #include "ops/recurrences.h"
 
 namespace assay::ops {

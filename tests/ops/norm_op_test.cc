@@ -3,11 +3,11 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "ops/gated_norm/gated_norm.h"
-#include "ops/norm/norm.h"
+#include "ops/rowwise/gated_norm/gated_norm.h"
+#include "ops/rowwise/norm/norm.h"
 #include "ops/rows.h"
-#include "ops/rwkv7_elements/rwkv7_elements.h"
-#include "ops/unit_length/unit_length.h"
+#include "ops/rowwise/rwkv7_elements/rwkv7_elements.h"
+#include "ops/rowwise/unit_length/unit_length.h"
 
 namespace assay::ops {
 namespace {

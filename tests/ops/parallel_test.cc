@@ -1,4 +1,4 @@
-#include "ops/parallel.h"
+#include "ops/core/parallel.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>

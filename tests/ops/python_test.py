@@ -80,7 +80,6 @@ def calls():
         ("top1_chunk", [*attention(), 8, 0.3], {}),
         ("top1_chunk", [*attention(), 8, 0.3], {"selection": "shortlist", "top_k": 2}),
         ("top1_chunk", [*attention(), 8, 0.3], {"selected": chosen}),
-        ("top1_certified", [*attention()[:2], chosen, 8, 0.3], {}),
         ("chunk_summaries", [numbers(B, T, 2, K), 8], {}),
         ("chunk_summaries", [numbers(B, T, 2, K), 8], {"rank": 3}),
         ("selective_scan", scan, {}),
@@ -125,7 +124,7 @@ def calls():
     ]
 
 
-NOT_DIFFERENTIABLE = {"top1_certified", "chunk_summaries"}
+NOT_DIFFERENTIABLE = {"chunk_summaries"}
 
 
 def mapped(function, args, kwargs):

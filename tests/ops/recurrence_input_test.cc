@@ -7,12 +7,12 @@
 #include <functional>
 #include <map>
 
-#include "ops/delta_rule/delta_rule.h"
-#include "ops/linear_attention/linear_attention.h"
-#include "ops/longhorn/longhorn.h"
-#include "ops/selective_scan/selective_scan.h"
-#include "ops/ssd/ssd.h"
-#include "ops/taylor_exp/taylor_exp.h"
+#include "ops/recurrence/delta_rule/delta_rule.h"
+#include "ops/recurrence/linear_attention/linear_attention.h"
+#include "ops/recurrence/longhorn/longhorn.h"
+#include "ops/recurrence/selective_scan/selective_scan.h"
+#include "ops/recurrence/ssd/ssd.h"
+#include "ops/recurrence/taylor_exp/taylor_exp.h"
 
 namespace assay::ops {
 namespace {

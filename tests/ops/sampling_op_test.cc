@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "ops/sampling/sampling.h"
+#include "ops/dense/sampling/sampling.h"
 
 namespace assay::ops {
 namespace {

@@ -5,8 +5,8 @@
 #include <map>
 
 #include "ops/buffers.h"
-#include "ops/cpu.h"
-#include "ops/selective_scan/kernel.h"
+#include "ops/core/cpu_target.h"
+#include "ops/recurrence/selective_scan/kernel.h"
 #include "ops/simd_target.h"
 
 namespace assay::ops {

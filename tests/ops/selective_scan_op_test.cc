@@ -4,9 +4,9 @@
 #include <torch/torch.h>
 
 #include "ops/golden.h"
-#include "ops/paths.h"
-#include "ops/selective_scan/selective_scan.h"
-#include "ops/token_scan/token_scan.h"
+#include "ops/core/paths.h"
+#include "ops/recurrence/selective_scan/selective_scan.h"
+#include "ops/recurrence/channel_scan/channel_scan.h"
 
 namespace assay::ops {
 namespace {

@@ -8,7 +8,7 @@
 #include <cstdlib>
 #include <optional>
 
-#include "ops/cpu.h"
+#include "ops/core/cpu_target.h"
 
 namespace assay::ops {
 namespace {

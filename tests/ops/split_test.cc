@@ -1,18 +1,18 @@
 // Parts of a tensor whose gradients share one tensor: gradients written in place, copied ones, and
 // both, against split_with_sizes().
-#include "ops/split.h"
+#include "ops/core/split.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <functional>
 
-#include "ops/causal_conv1d/causal_conv1d.h"
-#include "ops/gated_norm/gated_norm.h"
-#include "ops/top1_chunk/top1_chunk.h"
-#include "ops/top1_element/top1_element.h"
-#include "ops/unit_length/unit_length.h"
-#include "ops/window_attention/window_attention.h"
+#include "ops/recurrence/causal_conv1d/causal_conv1d.h"
+#include "ops/rowwise/gated_norm/gated_norm.h"
+#include "ops/attention/top1_chunk/top1_chunk.h"
+#include "ops/attention/top1_element/top1_element.h"
+#include "ops/rowwise/unit_length/unit_length.h"
+#include "ops/attention/window_attention/window_attention.h"
 
 namespace assay::ops {
 namespace {

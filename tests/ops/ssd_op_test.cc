@@ -1,9 +1,9 @@
 // ssd against its naive twin, golden files, and itself cut in two.
 #include <gmock/gmock.h>
 
-#include "ops/linear_attention/linear_attention.h"
+#include "ops/recurrence/linear_attention/linear_attention.h"
 #include "ops/recurrences.h"
-#include "ops/ssd/ssd.h"
+#include "ops/recurrence/ssd/ssd.h"
 
 namespace assay::ops {
 namespace {

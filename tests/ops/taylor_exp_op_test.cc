@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "ops/recurrences.h"
-#include "ops/taylor_exp/taylor_exp.h"
+#include "ops/recurrence/taylor_exp/taylor_exp.h"
 
 namespace assay::ops {
 namespace {

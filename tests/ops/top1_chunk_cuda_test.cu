@@ -7,7 +7,7 @@
 #include <functional>
 
 #include "cuda_memory.h"
-#include "ops/top1_chunk/kernel.h"
+#include "ops/attention/top1_chunk/kernel.h"
 
 namespace assay::ops {
 namespace {

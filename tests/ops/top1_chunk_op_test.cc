@@ -6,7 +6,7 @@
 #include <torch/torch.h>
 
 #include "ops/attention_arguments.h"
-#include "ops/top1_chunk/top1_chunk.h"
+#include "ops/attention/top1_chunk/top1_chunk.h"
 
 namespace assay::ops {
 namespace {
@@ -17,7 +17,6 @@ struct Options {
   std::string selection = "exact";
   int64_t top_k = 1;
   int64_t shortlist = 4, rank = 3;  // so short that some choices are not Exact's
-  double margin = 0;
 };
 const std::vector<std::string> kSelections = {"exact", "approx", "shortlist"};
 using Result = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
@@ -25,12 +24,12 @@ using Result = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 Result run(const Qkv& a, const Options& o, const std::optional<at::Tensor>& selected = {},
            const std::optional<at::Tensor>& summaries = {}) {
   return top1_chunk(a.q, a.k, a.v, o.chunk_size, o.scale, o.selection, o.top_k, selected,
-                    o.shortlist, o.rank, summaries, /*fall_back=*/false, o.margin);
+                    o.shortlist, o.rank, summaries);
 }
 Result run_reference(const Qkv& a, const Options& o,
                      const std::optional<at::Tensor>& selected = {}) {
   return top1_chunk_reference(a.q, a.k, a.v, o.chunk_size, o.scale, o.selection, o.top_k, selected,
-                              o.shortlist, o.rank, {}, o.margin);
+                              o.shortlist, o.rank);
 }
 
 // Scores of the full chunks by the definition, −∞ where a chunk is no candidate: [B, H,
@@ -84,7 +83,7 @@ void expect_listed(const at::Tensor& selected, const Qkv& exact, const Options& 
 void expect_equal_to_reference(const Shape& shape, const Options& o, at::ScalarType dtype,
                                double tolerance, at::Device device = at::kCPU) {
   SCOPED_TRACE(testing::Message() << shape << " C " << o.chunk_size << " top_k " << o.top_k << " "
-                                  << o.selection << " margin " << o.margin << " " << dtype);
+                                  << o.selection << " " << dtype);
   const Qkv arguments = random_qkv(shape), a = arguments.as(dtype, device),
             exact = arguments.as(at::kDouble);
   const auto [out, logsumexp, selected] = run(a, o);
@@ -477,39 +476,6 @@ TEST(Top1ChunkOp, AShortlistOfAllChunksIsExact) {
                         std::get<2>(run(a, {16, 8, "approx"}))));
 }
 
-// A margin that is larger than all differences changes nothing, and a very small one leaves only
-// the chunk of the best cheap score.
-void expect_margin_shortens_lists(at::ScalarType dtype, at::Device device, double least) {
-  const at::NoGradGuard no_grad;
-  const Qkv a = random_qkv({.time = 600, .head_dim = 64}).as(dtype, device);
-  const auto choice = [&](int64_t shortlist, double margin) {
-    return std::get<2>(run(a, {16, 8, "shortlist", 1, shortlist, 3, margin}));
-  };
-  const auto agreement = [&](const at::Tensor& x, const at::Tensor& y) {
-    return (x == y).to(at::kDouble).mean().item<double>();
-  };
-  const at::Tensor all = choice(8, 0), best = choice(1, 0);
-  EXPECT_TRUE(at::equal(choice(8, 1e9), all));
-  EXPECT_TRUE(at::equal(choice(8, INFINITY), all));
-  EXPECT_GE(agreement(choice(8, 1e-9), best), least);
-  const double differ = 1 - agreement(all, best);
-  EXPECT_GT(differ, 0.1);
-  const at::Tensor some = choice(8, 0.1);
-  EXPECT_GT(agreement(some, best), agreement(all, best));
-  EXPECT_GT(agreement(some, all), agreement(best, all));
-}
-TEST(Top1ChunkOp, AMarginShortensTheShortlist) {
-  expect_margin_shortens_lists(at::kDouble, at::kCPU, 1);
-  expect_margin_shortens_lists(at::kFloat, at::kCPU, 1);
-}
-// The kernel of bfloat16 compares cheap scores without their last bits, so some are ties.
-TEST(Top1ChunkOp, OnCudaAMarginShortensTheShortlist) {
-  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
-  expect_margin_shortens_lists(at::kBFloat16, at::kCUDA, 0.98);
-  expect_equal_to_reference({.time = 1000, .head_dim = 64}, {64, 8, "shortlist", 1, 8, 7, 0.3},
-                            at::kBFloat16, 1e-2, at::kCUDA);
-}
-
 // The covariance A from below: A − Σ u uᵀ has no negative eigenvalue, and falls with the rank.
 TEST(ChunkSummaries, AreMeanAndAxes) {
   const at::Tensor k = random_qkv({.time = 105, .head_dim = 8}).k;
@@ -672,11 +638,6 @@ TEST(Top1ChunkOp, NamesTheWrongArgument) {
                 o.rank = -1;
               }),
               HasSubstr("rank is -1"));
-  EXPECT_THAT(message([](A, O o, S) {
-                o.selection = "shortlist";
-                o.margin = -1;
-              }),
-              HasSubstr("margin is -1, expected 0 or more"));
   EXPECT_THAT(message([](A, O, S s) {
                 s = at::zeros({2, 4, 5}, at::kLong);
               }),

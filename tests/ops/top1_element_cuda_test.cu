@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "cuda_memory.h"
-#include "ops/top1_element/kernel.h"
+#include "ops/attention/top1_element/kernel.h"
 
 namespace assay::ops {
 namespace {

@@ -4,8 +4,8 @@
 #include <torch/torch.h>
 
 #include "ops/attention_arguments.h"
-#include "ops/top1_element/composed.h"
-#include "ops/top1_element/top1_element.h"
+#include "ops/attention/top1_element/composed.h"
+#include "ops/attention/top1_element/top1_element.h"
 
 namespace assay::ops {
 namespace {

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "cuda_memory.h"
-#include "ops/window_attention/kernel.h"
+#include "ops/attention/window_attention/kernel.h"
 
 namespace assay::ops {
 namespace {

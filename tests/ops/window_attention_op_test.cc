@@ -8,8 +8,8 @@
 #include "ops/buffers.h"
 #include "ops/golden.h"
 #include "ops/simd_target.h"
-#include "ops/window_attention/kernel.h"
-#include "ops/window_attention/window_attention.h"
+#include "ops/attention/window_attention/kernel.h"
+#include "ops/attention/window_attention/window_attention.h"
 
 namespace assay::ops {
 namespace {

@@ -138,9 +138,10 @@ inline LadderCoverage ladder_coverage(const LadderSetting& s, int studies,
   return found;
 }
 
-// `error` is what the number of studies leaves open, in points.
+// `error` is what the number of studies leaves open, in points. 500 studies leave 1.5 points, and a
+// bias of 0.005 nats.
 inline void expect_nominal(const NumberCoverage& x, double error, const std::string& name) {
-  EXPECT_LT(x.worst_bias, 0.005) << name;
+  EXPECT_LT(x.worst_bias, 0.005 * error / 1.5) << name;
   for (const double share : {x.single, x.family}) {
     EXPECT_GE(share, 93 - error) << name;
     EXPECT_LE(share, 97 + error) << name;

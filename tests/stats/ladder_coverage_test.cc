@@ -264,6 +264,8 @@ Compared compare(const std::string& name, const CurveSetting& setting, int studi
 // The estimator over the shared range must fail where docs/statistics.md says that it does.
 TEST(EstimatorsComparedSlow, MeanOverTheRangeFailsWhereTheEndDoesNot) {
   constexpr int kStudies = 600;
+  // Two standard errors of a share of 97 % in 600 studies, in points
+  const double error = 200 * std::sqrt(0.97 * 0.03 / kStudies);
   fmt::print(
       "| setting | mean over the range: bias | coverage % | end of training: bias | coverage % |\n"
       "|---|---|---|---|---|\n");
@@ -279,8 +281,8 @@ TEST(EstimatorsComparedSlow, MeanOverTheRangeFailsWhereTheEndDoesNot) {
     change(setting);
     const Compared found = compare(name, setting, kStudies, pool);
     EXPECT_LT(std::abs(found.new_bias), 0.005) << name;
-    EXPECT_GE(found.new_coverage, 93) << name;
-    EXPECT_LE(found.new_coverage, 97) << name;
+    EXPECT_GE(found.new_coverage, 93 - error) << name;
+    EXPECT_LE(found.new_coverage, 97 + error) << name;
     return found;
   };
   const Compared constant = run("constant difference", [](auto&) {});

@@ -6,7 +6,7 @@
 #include <cmath>
 
 #include "nn/testing.h"
-#include "ops/adamw/adamw.h"
+#include "ops/dense/adamw/adamw.h"
 
 namespace assay::train {
 namespace {

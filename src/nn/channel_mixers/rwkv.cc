@@ -14,8 +14,8 @@
 
 #include "nn/initial_values.h"
 #include "nn/layers.h"
-#include "ops/squared_relu/squared_relu.h"
-#include "ops/token_shift/token_shift.h"
+#include "ops/rowwise/squared_relu/squared_relu.h"
+#include "ops/recurrence/token_shift/token_shift.h"
 
 namespace assay::nn {
 namespace {

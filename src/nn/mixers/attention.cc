@@ -22,10 +22,10 @@
 #include "nn/initial_values.h"
 #include "nn/layers.h"
 #include "nn/mixer.h"
-#include "ops/decode_attention/decode_attention.h"
-#include "ops/rotary_qkv/rotary_qkv.h"
-#include "ops/split.h"
-#include "ops/window_attention/window_attention.h"
+#include "ops/attention/decode_attention/decode_attention.h"
+#include "ops/attention/rotary_qkv/rotary_qkv.h"
+#include "ops/core/split.h"
+#include "ops/attention/window_attention/window_attention.h"
 
 namespace assay::nn {
 namespace {

@@ -13,8 +13,8 @@
 
 #include "nn/layers.h"
 #include "nn/short_conv.h"
-#include "ops/delta_rule/delta_rule.h"
-#include "ops/unit_length/unit_length.h"
+#include "ops/recurrence/delta_rule/delta_rule.h"
+#include "ops/rowwise/unit_length/unit_length.h"
 
 namespace assay::nn {
 namespace {

@@ -12,8 +12,8 @@
 #include "nn/cache.h"
 #include "nn/layers.h"
 #include "nn/mixer.h"
-#include "ops/split.h"
-#include "ops/window_attention/window_attention.h"
+#include "ops/core/split.h"
+#include "ops/attention/window_attention/window_attention.h"
 
 namespace assay::nn {
 namespace {

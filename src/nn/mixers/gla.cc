@@ -11,8 +11,8 @@
 
 #include "nn/layers.h"
 #include "nn/mixer.h"
-#include "ops/linear_attention/linear_attention.h"
-#include "ops/split.h"
+#include "ops/recurrence/linear_attention/linear_attention.h"
+#include "ops/core/split.h"
 
 namespace assay::nn {
 namespace {

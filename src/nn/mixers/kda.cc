@@ -16,9 +16,9 @@
 #include "nn/initial_values.h"
 #include "nn/layers.h"
 #include "nn/short_conv.h"
-#include "ops/delta_rule/delta_rule.h"
-#include "ops/split.h"
-#include "ops/unit_length/unit_length.h"
+#include "ops/recurrence/delta_rule/delta_rule.h"
+#include "ops/core/split.h"
+#include "ops/rowwise/unit_length/unit_length.h"
 
 namespace assay::nn {
 namespace {

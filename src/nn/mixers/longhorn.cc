@@ -8,7 +8,7 @@
 // As the official code has it, β comes through a low rank (the paper: a full matrix). scalar_beta:
 // one β for all channels. exact: S_t = S_{t−1} (I − ε_t k_t k_tᵀ) + …, before the diagonal
 // approximation. b starts at 0: β near ½. The matrices start as in Mamba.
-#include "ops/longhorn/longhorn.h"
+#include "ops/recurrence/longhorn/longhorn.h"
 
 #include <torch/torch.h>
 
@@ -17,7 +17,7 @@
 #include "nn/initial_values.h"
 #include "nn/layers.h"
 #include "nn/short_conv.h"
-#include "ops/split.h"
+#include "ops/core/split.h"
 
 namespace assay::nn {
 namespace {

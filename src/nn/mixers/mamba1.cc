@@ -19,9 +19,9 @@
 #include "nn/initial_values.h"
 #include "nn/layers.h"
 #include "nn/short_conv.h"
-#include "ops/linear_attention/linear_attention.h"
-#include "ops/selective_scan/selective_scan.h"
-#include "ops/split.h"
+#include "ops/recurrence/linear_attention/linear_attention.h"
+#include "ops/recurrence/selective_scan/selective_scan.h"
+#include "ops/core/split.h"
 
 namespace assay::nn {
 namespace {

@@ -15,9 +15,9 @@
 #include "nn/initial_values.h"
 #include "nn/layers.h"
 #include "nn/short_conv.h"
-#include "ops/linear_attention/linear_attention.h"
-#include "ops/split.h"
-#include "ops/ssd/ssd.h"
+#include "ops/recurrence/linear_attention/linear_attention.h"
+#include "ops/core/split.h"
+#include "ops/recurrence/ssd/ssd.h"
 
 namespace assay::nn {
 namespace {

@@ -19,8 +19,8 @@
 #include "nn/initial_values.h"
 #include "nn/layers.h"
 #include "nn/mixer.h"
-#include "ops/linear_attention/linear_attention.h"
-#include "ops/split.h"
+#include "ops/recurrence/linear_attention/linear_attention.h"
+#include "ops/core/split.h"
 
 namespace assay::nn {
 namespace {

@@ -25,10 +25,10 @@
 #include "nn/layers.h"
 #include "nn/mixer.h"
 #include "nn/recompute.h"
-#include "ops/rotary_qkv/rotary_qkv.h"
-#include "ops/split.h"
-#include "ops/top1_chunk/top1_chunk.h"
-#include "ops/window_attention/window_attention.h"
+#include "ops/attention/rotary_qkv/rotary_qkv.h"
+#include "ops/core/split.h"
+#include "ops/attention/top1_chunk/top1_chunk.h"
+#include "ops/attention/window_attention/window_attention.h"
 
 namespace assay::nn {
 namespace {

@@ -11,9 +11,9 @@
 
 #include "nn/layers.h"
 #include "nn/mixer.h"
-#include "ops/linear_attention/linear_attention.h"
-#include "ops/rotary_qkv/rotary_qkv.h"
-#include "ops/split.h"
+#include "ops/recurrence/linear_attention/linear_attention.h"
+#include "ops/attention/rotary_qkv/rotary_qkv.h"
+#include "ops/core/split.h"
 
 namespace assay::nn {
 namespace {

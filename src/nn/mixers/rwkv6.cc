@@ -11,8 +11,8 @@
 #include "nn/initial_values.h"
 #include "nn/layers.h"
 #include "nn/rwkv.h"
-#include "ops/linear_attention/linear_attention.h"
-#include "ops/token_shift/token_shift.h"
+#include "ops/recurrence/linear_attention/linear_attention.h"
+#include "ops/recurrence/token_shift/token_shift.h"
 
 namespace assay::nn {
 namespace {

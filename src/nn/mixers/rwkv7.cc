@@ -17,9 +17,9 @@
 #include "nn/initial_values.h"
 #include "nn/layers.h"
 #include "nn/rwkv.h"
-#include "ops/delta_rule/delta_rule.h"
-#include "ops/rwkv7_elements/rwkv7_elements.h"
-#include "ops/token_shift/token_shift.h"
+#include "ops/recurrence/delta_rule/delta_rule.h"
+#include "ops/rowwise/rwkv7_elements/rwkv7_elements.h"
+#include "ops/recurrence/token_shift/token_shift.h"
 
 namespace assay::nn {
 namespace {

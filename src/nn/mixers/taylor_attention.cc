@@ -10,7 +10,7 @@
 
 #include "nn/layers.h"
 #include "nn/mixer.h"
-#include "ops/taylor_exp/taylor_exp.h"
+#include "ops/recurrence/taylor_exp/taylor_exp.h"
 
 namespace assay::nn {
 namespace {

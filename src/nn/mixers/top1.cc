@@ -17,9 +17,9 @@
 #include "nn/layers.h"
 #include "nn/mixer.h"
 #include "nn/recompute.h"
-#include "ops/rotary_qkv/rotary_qkv.h"
-#include "ops/top1_chunk/top1_chunk.h"
-#include "ops/top1_element/top1_element.h"
+#include "ops/attention/rotary_qkv/rotary_qkv.h"
+#include "ops/attention/top1_chunk/top1_chunk.h"
+#include "ops/attention/top1_element/top1_element.h"
 
 namespace assay::nn {
 namespace {
@@ -169,8 +169,6 @@ struct Top1Chunk final : Top1 {
   struct Config : HeadsConfig {
     int64_t chunk_size = 128, top_k = 1, shortlist = 16, rank = 7;
     std::string selection = "exact";
-    bool fall_back = false;
-    double margin = 0;
     void fields(auto&& field) {
       HeadsConfig::fields(field);
       field("chunk_size", chunk_size, "positions of a chunk");
@@ -180,10 +178,6 @@ struct Top1Chunk final : Top1 {
       field("top_k", top_k, "earlier chunks that a query reads in addition to its own");
       field("shortlist", shortlist, "of the shortlist: chunks whose exact score is computed");
       field("rank", rank, "of the shortlist: axes of a chunk's keys in the cheap score");
-      field("fall_back", fall_back,
-            "of the shortlist: exact scores of all where no bound proves the choice");
-      field("margin", margin,
-            "of the shortlist: how far below the best a listed cheap score may be; 0: no limit");
     }
   };
 
@@ -193,19 +187,14 @@ struct Top1Chunk final : Top1 {
     if (c.shortlist < c.top_k)
       fail("top1_chunk: shortlist = {} must be top_k = {} or more", c.shortlist, c.top_k);
     if (c.rank < 0) fail("top1_chunk: rank = {} must not be negative", c.rank);
-    if (!(c.margin >= 0)) fail("top1_chunk: margin = {} must not be negative", c.margin);
-    if (c.margin > 0 && c.selection != "shortlist")
-      fail("top1_chunk: margin needs selection = 'shortlist'");
     one_of("top1_chunk", "selection", c.selection, {"exact", "approx", "shortlist"});
-    if (c.fall_back && c.selection != "shortlist")
-      fail("top1_chunk: fall_back needs selection = 'shortlist'");
   }
 
   at::Tensor read(const Projected& projected, State& state) override {
     const auto& [q, k, v, softmax_scale] = projected;
     const auto [out, logsumexp, chosen] = ops::top1_chunk(
         q, k, v, config.chunk_size, softmax_scale, config.selection, config.top_k, recalled(),
-        config.shortlist, config.rank, summaries(k, state), config.fall_back, config.margin);
+        config.shortlist, config.rank, summaries(k, state));
     remember(chosen);
     return out;
   }
@@ -215,8 +204,8 @@ struct Top1Chunk final : Top1 {
     const auto [q, k, v, softmax_scale] = place_with_past(qkv->forward(x), none);
     const auto out =
         ops::top1_chunk_reference(q, k, values_of_positions(k), config.chunk_size, softmax_scale,
-                                  config.fall_back ? "exact" : config.selection, config.top_k, {},
-                                  config.shortlist, config.rank, {}, config.margin);
+                                  config.selection, config.top_k, {},
+                                  config.shortlist, config.rank);
     return std::get<0>(out).transpose(1, 2);
   }
 
@@ -256,14 +245,14 @@ struct Top1Chunk final : Top1 {
         ops::chunk_summaries(k.slice(1, known * config.chunk_size), config.chunk_size, rank()));
   }
 
-  // Keys read a query, and what choosing costs: an exact score reads a candidate's keys, a cheap
-  // one its summary. Chunks that the margin leaves out are counted: how many depends on the data.
+  // Keys read per query, and what choosing costs: an exact score reads a candidate's keys, a cheap
+  // one its summary.
   double mixing_flops(int64_t time) const override {
     double read = 0, scored = 0;
     for (int64_t begin = 0; begin < time; begin += config.chunk_size) {
       const int64_t count = std::min(config.chunk_size, time - begin),
                     candidates = begin / config.chunk_size;
-      const int64_t exactly = config.selection == "exact" || config.fall_back ? candidates
+      const int64_t exactly = config.selection == "exact" ? candidates
                               : config.selection == "shortlist"
                                   ? std::min(config.shortlist, candidates)
                                   : 0;
@@ -296,14 +285,6 @@ Top1Chunk::Config chunk_example(int64_t chunk_size, std::string selection, int64
   }  // some candidates are not on it
   return c;
 }
-Top1Chunk::Config with_margin(Top1Chunk::Config c) {
-  c.margin = 0.5;
-  return c;
-}
-Top1Chunk::Config falling_back(Top1Chunk::Config c) {
-  c.fall_back = true;
-  return c;
-}
 const RegisterMixer<Top1Chunk> chunk(
     "top1_chunk",
     "softmax over the own chunk and the top_k earlier chunks, "
@@ -313,8 +294,7 @@ const RegisterMixer<Top1Chunk> chunk(
      chunk_example(16, "approx", 1),
      chunk_example(7, "exact", 2, {.position = "none", .bias = true}),
      chunk_example(8, "shortlist", 2, {.num_heads = 6, .num_kv_heads = 3}),
-     falling_back(chunk_example(8, "shortlist", 1)),
-     with_margin(chunk_example(8, "shortlist", 1)),
+     chunk_example(8, "shortlist", 1),
      // MoBA with top-k 4
      chunk_example(10, "approx", 3, {.num_heads = 6, .num_kv_heads = 3, .qk_norm = false})});
 

@@ -3,7 +3,7 @@
 // instantiates both functions for its struct.
 #include "ops/cuda/launch.cuh"
 #include "ops/cuda/types.cuh"
-#include "ops/elementwise.h"
+#include "ops/core/elementwise.h"
 
 namespace assay::ops::cuda {
 

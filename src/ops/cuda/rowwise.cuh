@@ -5,7 +5,7 @@
 // cuda.cu of an operator instantiates the three functions for its struct.
 #include "ops/cuda/math.cuh"
 #include "ops/cuda/reduce.cuh"
-#include "ops/rowwise.h"
+#include "ops/core/rowwise.h"
 
 namespace assay::ops::cuda {
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "ops/kernel.h"
+#include "ops/core/kernel.h"
 
 namespace assay::ops::cuda {
 

@@ -1,0 +1,304 @@
+// The gradients of queries and of keys and values, each by blocks that own their rows: no row has
+// two writers and nothing is added across blocks. With X the own rows and Y those that stream past,
+//   S = X₁ Y₁ᵀ     dP = X₂ Y₂ᵀ     dS = P (dP − delta)     sum = dS Y₁     values = P Y₂
+// where X are q, dout and Y are k, v for dq, and the other way round for dk and dv: then a column,
+// not a row, has a logsumexp and a delta. P and dS come out of the tensor cores as the left
+// operands of their products.
+#include "ops/cuda/attention.cuh"
+#include "ops/attention/passes/attention_stream.cuh"
+#include "ops/cuda/reduce.cuh"
+#include "ops/cuda/tensor_map.cuh"
+
+namespace assay::ops::cuda {
+namespace attention {
+namespace {
+
+constexpr int kPart = kPartRows;
+// As registers allow.
+template <int D, bool kValues>
+constexpr int kGroups = D == 64 && !kValues ? 3 : 2;
+
+struct BackwardParams {
+  CUtensorMap q, k, v, dout;
+  Shape shape;
+  const float *logsumexp, *delta;  // [B, H, rows], as AttentionWorkspace has them
+  int64_t rows;
+  View dq, dk, dv;
+};
+
+// logsumexp and delta of each query, rows of a head padded. One quad of lanes per query.
+template <int D>
+__global__ void __launch_bounds__(256)
+    delta_kernel(AttentionGradients g, AttentionWorkspace m, int heads, int64_t time) {
+  const int64_t at = blockIdx.x * int64_t{64} + threadIdx.x / 4, head = at / m.rows,
+                t = at % m.rows;
+  const int lane = threadIdx.x % 4;
+  float delta = 0;
+  if (t < time) {
+    const bf16* dout = head_row<D>(g.dout, head / heads, t, head % heads);
+    const bf16* out = g.soft ? nullptr : head_row<D>(g.out, head / heads, t, head % heads);
+#pragma unroll
+    for (int i = lane * 4; i < D; i += 16) {
+      float x[4], y[4];
+      if (g.soft) load_vec(x, g.soft + (head * time + t) * D, DType::f32, i);
+      else load_vec(x, out, DType::bf16, i);
+      load_vec(y, dout, DType::bf16, i);
+      delta += x[0] * y[0] + x[1] * y[1] + x[2] * y[2] + x[3] * y[3];
+    }
+  }
+  delta = quad_sum(delta);
+  if (lane > 0) return;
+  m.delta[at] = delta;
+  m.logsumexp[at] = t < time ? g.logsumexp[head * time + t] * kLog2e : INFINITY;
+}
+
+// What belongs to each query, of a lane's two rows or of its columns.
+struct OfRows {
+  float of[2];
+  __device__ float at(int, int e) const { return of[e / 2]; }
+};
+struct OfColumns {
+  float2 of[kPart / 8];
+  __device__ float at(int n, int e) const { return e % 2 ? of[n].y : of[n].x; }
+  __device__ void load(const float* stats) {
+#pragma unroll
+    for (int n = 0; n < kPart / 8; ++n)
+      of[n] = *reinterpret_cast<const float2*>(stats + n * 8 + threadIdx.x % 4 * 2);
+  }
+};
+
+// Scores become P.
+template <int N, class Stats>
+__device__ void weigh(float (&s)[N][4], float scale, const Stats& logsumexp) {
+  each_element(
+      s, [&](float& x, int n, int e) { x = ex2_approx(fmaf(x, scale, -logsumexp.at(n, e))); });
+}
+// P becomes dS.
+template <int N, class Stats>
+__device__ void differentiate(float (&s)[N][4], const float (&dp)[N][4], const Stats& delta) {
+  each_element(s, [&](float& x, int n, int e) { x *= dp[n][e] - delta.at(n, e); });
+}
+template <int D>
+__device__ void store_gradient(const View& to, const RowRange& mine, const float (&sum)[D / 8][4],
+                               float factor) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = mine.row(half);
+    bf16* at = row < mine.count ? head_row<D>(to, mine.b, mine.first + row, mine.h) : nullptr;
+#pragma unroll
+    for (int d = 0; d < D / 32; ++d)
+      store_row32(at ? at + d * 32 : nullptr, columns32(sum, d), half, factor);
+  }
+}
+
+// The sums of a warpgroup's rows, which are keys or queries. `all`: the parts that the block
+// streams, once for each head of a group.
+template <int D, bool kKeys, bool kValues, bool kAlibi, class Smem>
+__device__ void sum_parts(float (&sum)[D / 8][4], float (&values)[D / 8][4], const Smem& smem,
+                          const BackwardParams& p, const RowRange& mine, const Band& band,
+                          const Parts& all) {
+  const int begin = mine.first + mine.group_row(), row = mine.first + mine.row(0);
+  const int heads = kKeys ? p.shape.group() : 1;
+  const Parts seen = band.parts<kPart>(begin, mine.group_count());
+  PipelineState<Smem::kStages> ring;
+  smem.own_ready().wait(0);
+  if (seen.count() == 0) return smem.skip(ring, heads * all.count());
+  const OperandA<D, false> own(smem.own(0)), own2(own, Smem::kRows * D);
+  const uint64_t rows = WgmmaTile<D, 64>{smem.streamed(0, 0)}.rows(),
+                 columns = WgmmaTile<D, 64>{smem.streamed(0, 0)}.columns();
+  constexpr int kSecond = kPart * D * 2 >> 4;  // from one operand of a part to the other
+  auto stage_at = [](int stage) { return uint32_t(stage * 2 * kSecond); };
+  std::conditional_t<kKeys, OfColumns, OfRows> logsumexp, delta;
+  if constexpr (!kKeys) {
+    for (int i = 0; i < 2; ++i) {
+      // A row past the last query reads what another one has and is not written.
+      const int64_t at = mine.head * p.rows + min(row + i * 8, p.shape.time - 1);
+      logsumexp.of[i] = p.logsumexp[at];
+      delta.of[i] = p.delta[at];
+    }
+  }
+  const float scale = kAlibi ? 1 : p.shape.scale;
+  float s[kPart / 8][4], dp[kPart / 8][4];
+  uint32_t weights[kPart / 16][4], weights2[kPart / 16][4];
+  int before = 0, part = seen.begin, head = 0;
+  smem.skip(ring, seen.begin - all.begin);
+  // dS Y₁ of a part is made with dP of the next one, or, where registers are few, in its own.
+  constexpr bool kSamePart = kValues && D > 64;
+  auto turn = [&](auto first) {
+    constexpr bool kPending = !decltype(first)::value && !kSamePart;
+    smem.ring().consumer_wait(ring);
+    wgmma_fence();
+    scores<D, kPart>(s, own, advance_descriptor(rows, stage_at(ring.stage)));
+    wgmma_commit_group();
+    if constexpr (kPending)
+      accumulate<D, kPart>(sum, weights, advance_descriptor(columns, stage_at(before)));
+    scores<D, kPart>(dp, own2, advance_descriptor(rows, stage_at(ring.stage) + kSecond));
+    wgmma_commit_group();
+    // on their way while products are made
+    if constexpr (kKeys && !kSamePart) logsumexp.load(smem.stats(ring.stage, 0));
+    wgmma_wait_group<1>(s);
+    if constexpr (kSamePart) logsumexp.load(smem.stats(ring.stage, 0));
+    if constexpr (kAlibi) {
+      const Alibi alibi =
+          Alibi::of<kKeys>(p.shape, kKeys ? mine.h * heads + head : mine.h, row, part * kPart);
+      each_element(s,
+                   [&](float& x, int n, int e) { x = fmaf(x, p.shape.scale, alibi.term(n, e)); });
+    }
+    weigh(s, scale, logsumexp);
+    if constexpr (kKeys && !kValues) delta.load(smem.stats(ring.stage, 1));
+    const bool cut = band.cuts<kPart>(begin, part);
+    auto hide = [&] { band.each_hidden(s, row, part * kPart, [](float& x) { x = 0; }); };
+    // here a branch keeps the exponentials before the wait: top1_element/README.md
+    if (kKeys && cut) hide();
+    if constexpr (kValues) {
+      pack_operand(weights2, s);
+      wgmma_fence();
+      accumulate<D, kPart>(values, weights2,
+                           advance_descriptor(columns, stage_at(ring.stage) + kSecond));
+      wgmma_commit_group();
+      delta.load(smem.stats(ring.stage, 1));
+    }
+    wgmma_wait_group<kValues>(dp);
+    if constexpr (kPending) warpgroup_fence_operand(sum);
+    if constexpr (kPending) smem.release(before);
+    differentiate(s, dp, delta);
+    if (!kKeys && cut) hide();
+    pack_operand(weights, s);
+    if constexpr (kSamePart) {
+      wgmma_fence();
+      accumulate<D, kPart>(sum, weights, advance_descriptor(columns, stage_at(ring.stage)));
+      wgmma_commit_group();
+      wgmma_wait_group<0>(sum, values);
+      smem.release(ring.stage);
+    }
+    before = ring.stage;
+    ring.advance();
+    if (++part == seen.end && ++head < heads) {
+      part = seen.begin;
+      smem.skip(ring, all.end - seen.end + seen.begin - all.begin);
+    }
+  };
+  if constexpr (!kSamePart) turn(std::true_type{});
+  for (int i = kSamePart ? 0 : 1; i < heads * seen.count(); ++i) turn(std::false_type{});
+  if constexpr (!kSamePart) {
+    wgmma_fence();
+    accumulate<D, kPart>(sum, weights, advance_descriptor(columns, stage_at(before)));
+    wgmma_commit_group();
+    wgmma_wait_group<0>(sum, values);
+    smem.release(before);
+  }
+  smem.skip(ring, all.end - seen.end);
+}
+
+template <int D, bool kAlibi>
+__global__ void __launch_bounds__(kGroups<D, false> * 128 + 128, 1)
+    query_kernel(const __grid_constant__ BackwardParams p) {
+  using Smem = StreamSmem<D, kPart, kGroups<D, false>, 2, 2>;
+  const Smem smem;
+  const RowRange mine(p.shape.heads, p.shape.time, Smem::kRows, true);
+  const Band band = Band::of_queries(p.shape);
+  const Parts parts = band.parts<kPart>(mine.first, mine.count);
+  smem.init();
+  if (smem.is_producer()) {
+    smem.producer_registers();
+    const int kv = mine.h / p.shape.group();
+    smem.produce(
+        parts.count(),
+        [&](int which, bf16* to, Mbarrier full) {
+          load_rows<D, Smem::kRows>(to, which ? p.dout : p.q, mine.b, mine.first, mine.h, full);
+        },
+        [&](int i, int which, bf16* to, Mbarrier full) {
+          load_rows<D, kPart>(to, which ? p.v : p.k, mine.b, (parts.begin + i) * kPart, kv, full);
+        },
+        [](int, int) { return nullptr; });
+  } else {
+    smem.consumer_registers();
+    float sum[D / 8][4] = {}, values[D / 8][4];
+    sum_parts<D, false, false, kAlibi>(sum, values, smem, p, mine, band, parts);
+    store_gradient<D>(p.dq, mine, sum, p.shape.query_scale);
+  }
+}
+
+template <int D, bool kValues, bool kAlibi>
+__global__ void __launch_bounds__(kGroups<D, kValues> * 128 + 128, 1)
+    key_kernel(const __grid_constant__ BackwardParams p) {
+  using Smem = StreamSmem<D, kPart, kGroups<D, kValues>, 2, 2, true>;
+  const Smem smem;
+  const RowRange mine(p.shape.kv_heads, p.shape.keys, Smem::kRows, false);
+  const Band band = Band::of_keys(p.shape);
+  const Parts parts = band.parts<kPart>(mine.first, mine.count);
+  smem.init();
+  if (smem.is_producer()) {
+    smem.producer_registers();
+    const int head = mine.h * p.shape.group(), count = parts.count();
+    auto row = [&](int i) { return (parts.begin + i % count) * kPart; };
+    smem.produce(
+        count * p.shape.group(),
+        [&](int which, bf16* to, Mbarrier full) {
+          load_rows<D, Smem::kRows>(to, which ? p.v : p.k, mine.b, mine.first, mine.h, full);
+        },
+        [&](int i, int which, bf16* to, Mbarrier full) {
+          load_rows<D, kPart>(to, which ? p.dout : p.q, mine.b, row(i), head + i / count, full);
+        },
+        [&](int i, int which) {
+          const int64_t at = int64_t{mine.b} * p.shape.heads + head + i / count;
+          return (which ? p.delta : p.logsumexp) + at * p.rows + row(i);
+        });
+  } else {
+    smem.consumer_registers();
+    float sum[D / 8][4] = {}, values[D / 8][4] = {};
+    sum_parts<D, true, kValues, kAlibi>(sum, values, smem, p, mine, band, parts);
+    store_gradient<D>(p.dk, mine, sum, fabsf(p.shape.query_scale));
+    if constexpr (kValues) store_gradient<D>(p.dv, mine, values, 1);
+  }
+}
+
+template <int D, bool kAlibi>
+void query_gradients(const BackwardParams& p, int64_t batch, Stream stream) {
+  using Smem = StreamSmem<D, kPart, kGroups<D, false>, 2, 2>;
+  launch_kernel(query_kernel<D, kAlibi>,
+                unsigned(ceil_div(p.shape.time, Smem::kRows) * batch * p.shape.heads),
+                Smem::kThreads, Smem::kBytes, stream, p);
+}
+template <int D, bool kValues, bool kAlibi>
+void key_gradients(const BackwardParams& p, int64_t batch, Stream stream) {
+  using Smem = StreamSmem<D, kPart, kGroups<D, kValues>, 2, 2, true>;
+  launch_kernel(key_kernel<D, kValues, kAlibi>,
+                unsigned(ceil_div(p.shape.keys, Smem::kRows) * batch * p.shape.kv_heads),
+                Smem::kThreads, Smem::kBytes, stream, p);
+}
+
+}  // namespace
+}  // namespace attention
+
+using namespace attention;
+
+void attention_backward(const Attention& a, const AttentionGradients& g,
+                        const AttentionWorkspace& m, Stream stream) {
+  const BackwardParams p{
+      rows_map(signed_queries(a, m, stream), a.batch, a.time, a.heads, a.head_dim),
+      rows_map(a.k, a.batch, a.keys, a.kv_heads, a.head_dim),
+      rows_map(a.v, a.batch, a.keys, a.kv_heads, a.head_dim),
+      rows_map(g.dout, a.batch, a.time, a.heads, a.head_dim),
+      Shape(a),
+      m.logsumexp,
+      m.delta,
+      m.rows,
+      g.dq,
+      g.dk,
+      g.dv};
+  with_head_dim(a.head_dim, [&](auto d) {
+    launch_kernel(delta_kernel<d()>, unsigned(a.batch * a.heads * m.rows / 64), 256, 0, stream, g,
+                  m, int(a.heads), a.time);
+    if (a.slopes) {
+      query_gradients<d(), true>(p, a.batch, stream);
+      key_gradients<d(), true, true>(p, a.batch, stream);
+    } else {
+      query_gradients<d(), false>(p, a.batch, stream);
+      if (g.dv) key_gradients<d(), true, false>(p, a.batch, stream);
+      else key_gradients<d(), false, false>(p, a.batch, stream);
+    }
+  });
+}
+
+}  // namespace assay::ops::cuda

@@ -1,0 +1,137 @@
+// Rotary queries and keys on CUDA: a few lanes per head, 16 bytes of each half per lane. A thread
+// has the same columns of several heads of one position, whose angles it reads once.
+#include "ops/cuda/math.cuh"
+#include "ops/cuda/rowwise.cuh"
+#include "ops/attention/rotary_qkv/kernel.h"
+
+namespace assay::ops::cuda {
+namespace {
+
+constexpr int kThreads = 128;
+// Heads per thread, as registers allow.
+template <bool kNorm>
+constexpr int kHeadsPerThread = kNorm ? 2 : 4;
+
+// With x a head, g its gradient turned back, n = √(Σ x² + ε) and s the scale: dx = s/n (g − x
+// (x·g)/n²), ds = (x·g)/n. A head longer than its lanes hold is read again after these sums.
+template <class T, int kWidth, bool kBackward, bool kNorm>
+__global__ void __launch_bounds__(kThreads, 4)
+    rotary_kernel(const __grid_constant__ RotaryQk p, int64_t tasks, int group) {
+  griddep_launch_dependents();
+  griddep_wait();
+  using R = Real<T>;
+  using Packed = Vec<T, kWidth>;
+  constexpr int kHeads = kHeadsPerThread<kNorm>;
+  const int lane = threadIdx.x % unsigned(group), all = int(p.heads + p.kv_heads),
+            per_position = (all + kHeads - 1) / kHeads;
+  const int64_t wanted = blockIdx.x * int64_t(kThreads / unsigned(group)) +
+                         threadIdx.x / unsigned(group),
+                task = min(wanted, tasks - 1), position = quotient(task, per_position),
+                b = quotient(position, p.time), t = position - b * p.time, half = p.head_dim / 2;
+  const int first = int(task - position * per_position) * kHeads;
+  const auto row = [&](const View& view, int64_t head) {
+    return static_cast<T*>(view.data) + b * view.batch_stride + t * view.time_stride +
+           head * p.head_dim;
+  };
+  const auto alone = [&](int head) {
+    return head < p.heads ? row(p.q, head) : row(p.k, head - p.heads);
+  };
+  Packed x[kHeads][2], normed[kHeads][2];  // of both halves
+  Vec<R, kWidth> cos, sin;
+  const auto load = [&](int64_t i) {
+#pragma unroll
+    for (int n = 0; n < kHeads * 2; ++n) {
+      const int head = min(first + n / 2, all - 1);  // a head that does not exist is not written
+      const int64_t at = n % 2 * half + i;
+      x[n / 2][n % 2] =
+          *reinterpret_cast<const Packed*>((kBackward ? alone(head) : row(p.qk, head)) + at);
+      if constexpr (kBackward && kNorm)
+        normed[n / 2][n % 2] = *reinterpret_cast<const Packed*>(row(p.normed, head) + at);
+    }
+    cos = *reinterpret_cast<const Vec<R, kWidth>*>(static_cast<const R*>(p.cos) + t * half + i);
+    sin = *reinterpret_cast<const Vec<R, kWidth>*>(static_cast<const R*>(p.sin) + t * half + i);
+  };
+  // column k of a head, turned by the angle of the position, or back
+  const auto turn = [&](const Packed(&head)[2], int k, R(&out)[2]) {
+    const R u = to_compute(head[0][k]), v = to_compute(head[1][k]), c = cos[k],
+            s = kBackward ? -sin[k] : sin[k];
+    out[0] = u * c - v * s;
+    out[1] = v * c + u * s;
+  };
+  R scale[kHeads], along[kHeads] = {};  // out = scale (turned − along x)
+  if constexpr (kNorm) {
+    R squares[kHeads] = {};
+    for (int64_t i = lane * kWidth; i < half; i += group * kWidth) {
+      load(i);
+#pragma unroll
+      for (int n = 0; n < kHeads * kWidth; ++n) {
+        const int j = n / kWidth, k = n % kWidth;
+        const auto& before = kBackward ? normed[j] : x[j];
+        const R u = to_compute(before[0][k]), v = to_compute(before[1][k]);
+        squares[j] += u * u + v * v;
+        R g[2];
+        turn(x[j], k, g);
+        if (kBackward) along[j] += u * g[0] + v * g[1];
+      }
+    }
+    for (int step = group / 2; step > 0; step /= 2)
+#pragma unroll
+      for (int j = 0; j < kHeads; ++j) {
+        squares[j] += __shfl_xor_sync(~0u, squares[j], step);
+        if (kBackward) along[j] += __shfl_xor_sync(~0u, along[j], step);
+      }
+#pragma unroll
+    for (int j = 0; j < kHeads; ++j) {
+      const R inverse = rsqrt(squares[j] + R(kUnitLengthEps));
+      const bool query = first + j < p.heads;
+      scale[j] = inverse * (query ? static_cast<const R*>(p.scale)[first + j] : R(1));
+      if (kBackward && query && lane == 0 && wanted < tasks)
+        static_cast<R*>(p.dscale)[position * p.heads + first + j] = along[j] * inverse;
+      along[j] = along[j] * inverse * inverse;
+    }
+  }
+  if (wanted >= tasks) return;
+  for (int64_t i = lane * kWidth; i < half; i += group * kWidth) {
+    if (!kNorm || half > group * kWidth) load(i);
+#pragma unroll
+    for (int j = 0; j < kHeads; ++j) {
+      if (first + j >= all) break;
+      // by vectors, or the compiler stores the numbers of the second half one by one
+      Packed* to = reinterpret_cast<Packed*>(kBackward ? row(p.qk, first + j) : alone(first + j));
+#pragma unroll
+      for (int k = 0; k < kWidth; ++k) {
+        R out[2];
+        turn(x[j], k, out);
+        for (int h = 0; h < 2; ++h) {
+          if constexpr (kBackward && kNorm) out[h] -= along[j] * to_compute(normed[j][h][k]);
+          x[j][h][k] = from_compute<T>(kNorm ? out[h] * scale[j] : out[h]);
+        }
+      }
+      for (int h = 0; h < 2; ++h) to[(h * half + i) / kWidth] = x[j][h];
+    }
+  }
+}
+
+}  // namespace
+
+void rotary_qk(const RotaryQk& p, Stream stream) {
+  const int64_t half = p.head_dim / 2,
+                element = with_type(p.dtype, [](auto x) { return sizeof x; });
+  const bool aligned = rows_aligned({p.qk, p.q, p.k, p.normed}, element) && is_aligned(p.cos, 16) &&
+                       is_aligned(p.sin, 16);
+  with_vectors(p.dtype, half, aligned, [&]<class T>(T, auto width) {
+    int group = 1;
+    while (group < half / width() && group < 32) group *= 2;
+    with_constant<false, true>(p.backward, [&](auto backward) {
+      with_constant<false, true>(p.scale != nullptr, [&](auto norm) {
+        const int64_t tasks =
+            p.batch * p.time * ceil_div(p.heads + p.kv_heads, kHeadsPerThread<norm()>);
+        launch_pdl(rotary_kernel<T, width(), backward(), norm()>,
+                   unsigned(ceil_div(tasks, kThreads / group)), kThreads, 0, stream, p, tasks,
+                   group);
+      });
+    });
+  });
+}
+
+}  // namespace assay::ops::cuda

@@ -1,0 +1,82 @@
+// Which calls the kernels take, and their steps.
+#include <optional>
+
+#include "ops/cuda/attention.cuh"
+#include "ops/attention/top1_chunk/cuda_passes.cuh"
+
+namespace assay::ops::cuda {
+namespace {
+
+using namespace top1;
+
+// the sort counts the chunks in shared memory
+constexpr int64_t kMaxChunk = 256, kMaxChunks = 50000;
+constexpr int64_t kMaxRank = 7;
+// A list holds the 8 best of each of four groups: all of 32 chunks. Of more chunks, a longer list
+// than 16 would often lack some of the best.
+constexpr int64_t kMaxShortlist = 16, kListedChunks = 32;
+
+struct ForwardWorkspace {
+  Lists lists;
+  int* finished;  // of attend()
+  std::optional<SelectWorkspace> select;
+  ForwardWorkspace(const Top1ChunkForward& p, WorkspaceArena& arena)
+      : lists(p, arena), finished(arena.take<int>(p.batch * p.kv_heads * lists.chunks)) {
+    if (!p.forced) select.emplace(p, arena);
+  }
+};
+struct BackwardWorkspace {
+  Lists lists;
+  GradientWorkspace gradients;
+  BackwardWorkspace(const Top1ChunkBackward& bwd, WorkspaceArena& arena)
+      : lists(bwd.forward, arena), gradients(bwd, lists, arena) {}
+};
+
+}  // namespace
+
+const char* why_unsupported(const Top1ChunkForward& p) {
+  if (p.past != 0) return "takes as many keys as queries";
+  if (p.dtype != DType::bf16) return "takes bfloat16 only";
+  if (const char* why_not = why_not_head_dim(p.head_dim)) return why_not;
+  if (p.chunk_size < 1 || p.chunk_size > kMaxChunk) return "takes a chunk_size of 1 to 256";
+  if (ceil_div(p.time, p.chunk_size) > kMaxChunks) return "takes 50,000 chunks at most";
+  const bool listed = p.selection == Selection::shortlist && !p.forced;
+  if (listed && p.rank > kMaxRank) return "takes a rank of 7 at most";
+  const bool lists_all = p.time / p.chunk_size <= kListedChunks;
+  if (listed && p.shortlist > (lists_all ? kListedChunks : kMaxShortlist))
+    return "takes a shortlist of 16 at most, or of 32 if there are no more than 32 full chunks";
+  if (p.batch * p.heads >= 1 << 16) return "takes fewer than 2^16 heads of the batch";
+  if (p.heads / p.kv_heads * p.time * (listed ? pair_slots(p) : 1) >= int64_t{1} << 30)
+    return "takes fewer than 2^30 queries per key head, times the padded shortlist";
+  return why_unaligned({p.q, p.k, p.v, p.out});
+}
+
+size_t workspace_bytes(const Top1ChunkForward& p) { return workspace_size<ForwardWorkspace>(p); }
+size_t workspace_bytes(const Top1ChunkBackward& bwd) {
+  return workspace_size<BackwardWorkspace>(bwd);
+}
+
+void top1_chunk(const Top1ChunkForward& p, void* workspace, Stream stream) {
+  check("top1_chunk", why_unsupported(p));
+  const auto scratch = workspace_at<ForwardWorkspace>(workspace, p);
+  if (scratch.select) select_chunks(p, *scratch.select, stream);
+  const bool chosen = p.time > p.chunk_size;
+  for (int rank = 0; rank == 0 || (rank < p.top_k && chosen); ++rank) {
+    if (chosen) sort_queries(p, scratch.lists, rank, stream);
+    attend(p, scratch.lists, /*own=*/rank == 0, chosen, scratch.finished, stream);
+  }
+}
+
+void top1_chunk(const Top1ChunkBackward& bwd, void* workspace, Stream stream) {
+  const Top1ChunkForward& p = bwd.forward;
+  check("top1_chunk", why_unsupported(p));
+  check("top1_chunk", why_unaligned({bwd.dout, bwd.dq, bwd.dk, bwd.dv}));
+  const auto scratch = workspace_at<BackwardWorkspace>(workspace, bwd);
+  const bool chosen = p.time > p.chunk_size;
+  for (int rank = 0; rank == 0 || (rank < p.top_k && chosen); ++rank) {
+    if (chosen) sort_queries(p, scratch.lists, rank, stream);
+    chunk_gradients(bwd, scratch.gradients, scratch.lists, /*own=*/rank == 0, chosen, stream);
+  }
+}
+
+}  // namespace assay::ops::cuda

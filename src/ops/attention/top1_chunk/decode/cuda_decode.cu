@@ -1,0 +1,490 @@
+// Few queries with a long past: one block per query and head. Scores of all candidates, of which
+// the best are kept; then the keys and the values of the chunks read.
+// Nothing is read twice but the shortlist's keys.
+#include <algorithm>
+
+#include "ops/cuda/attention.cuh"
+#include "ops/cuda/math.cuh"
+#include "ops/cuda/reduce.cuh"
+#include "ops/attention/top1_chunk/cuda_passes.cuh"
+
+namespace assay::ops::cuda {
+namespace top1 {
+namespace {
+
+// of a block; fewer where blocks are many
+constexpr int kMaxThreads = 256, kMaxWarps = kMaxThreads / 32;
+constexpr int kMaxKept = 64;     // of top_k and shortlist
+constexpr int kMaxRead = 16384;  // keys of a query
+// of the scores that a block keeps
+constexpr int64_t kMaxScoreBytes = 192 << 10;
+
+// Rows of D numbers of type T, each read by kLanes neighbouring lanes, 16 bytes at a time.
+template <class T, int D>
+struct Rows {
+  using R = Real<T>;
+  static constexpr int kWidth = 16 / sizeof(T), kVectors = D / kWidth,
+                       kLanes = kVectors % 8 ? 4 : 8, kEach = kVectors / kLanes,
+                       kGroups = 32 / kLanes;  // groups of lanes a warp
+  using Vector = Vec<T, kWidth>;
+  struct Row {
+    Vector at[kEach];
+  };
+  R q[kEach][kWidth];  // the lane's part of the query
+
+  __device__ static int lane() { return threadIdx.x % kLanes; }
+  __device__ static int group() { return threadIdx.x % 32 / kLanes; }
+  __device__ static int offset(int i) { return (i * kLanes + lane()) * kWidth; }
+  __device__ explicit Rows(const R* query) {
+    for (int i = 0; i < kEach; ++i)
+      for (int e = 0; e < kWidth; ++e) q[i][e] = query[offset(i) + e];
+  }
+  __device__ static Row load(const T* row) {
+    Row x;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) x.at[i] = *reinterpret_cast<const Vector*>(row + offset(i));
+    return x;
+  }
+  // In all lanes of the group.
+  __device__ R dot(const Row& x) const {
+    R sum = 0;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i)
+#pragma unroll
+      for (int e = 0; e < kWidth; ++e) sum += q[i][e] * to_compute(x.at[i].at[e]);
+    return group_reduce<kLanes>(sum, Plus{});
+  }
+  // Σ |q x| of the lane's part.
+  __device__ R bound(const Row& x) const {
+    R sum = 0;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i)
+#pragma unroll
+      for (int e = 0; e < kWidth; ++e) sum += fabs(q[i][e] * to_compute(x.at[i].at[e]));
+    return sum;
+  }
+};
+
+// f(i, row i) for i = first, first + step, … below `count`, 128 bytes of a lane under way at once;
+// row(i) points to row i. All lanes of a warp go along, with i ≥ count when theirs is done.
+template <class Reader, class At, class F>
+__device__ void each_row(int first, int step, int count, const At& row, const F& f) {
+  constexpr int kAtOnce = Reader::kEach < 4 ? 8 / Reader::kEach : 2;
+  for (int base = 0; base < count;) {
+    const auto some = [&](auto rows) {
+      constexpr int kRows = decltype(rows)::value;
+      typename Reader::Row x[kRows];
+#pragma unroll
+      for (int u = 0; u < kRows; ++u)
+        x[u] = Reader::load(row(min(base + first + u * step, count - 1)));
+#pragma unroll
+      for (int u = 0; u < kRows; ++u) f(base + first + u * step, x[u]);
+      base += kRows * step;
+    };
+    if (count - base > 2 * step) some(std::integral_constant<int, kAtOnce>{});
+    else some(std::integral_constant<int, 2>{});
+  }
+}
+
+template <class R>
+struct DecodeSmem {
+  R part[kMaxWarps], rest[kMaxWarps];
+  int part_id[kMaxWarps], kept[kMaxKept];
+  int read[kMaxKept + 1];  // chunks
+};
+
+template <class R>
+__device__ bool better(R a, int id_a, R b, int id_b) {
+  return a > b || (a == b && id_a < id_b);
+}
+
+// Σ over the block, or the largest; in all threads.
+template <class R, class F>
+__device__ R reduce(DecodeSmem<R>& s, R x, const F& f) {
+  x = group_reduce<32>(x, f);
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) s.part[threadIdx.x / 32] = x;
+  __syncthreads();
+  x = s.part[0];
+  for (int w = 1; w < blockDim.x / 32; ++w) x = f(x, s.part[w]);
+  return x;
+}
+
+// kOwnCaches: each row is at a position of its own and has caches of its own.
+template <class T, int D, bool kOwnCaches>
+struct Step {
+  using R = Real<T>;
+  using Keys = Rows<T, D>;
+  static constexpr int kParts = sizeof(T) == 2 ? 2 : 1;  // of a mean
+  const Top1ChunkForward& p;
+  DecodeSmem<R>& s;
+  const R* query;  // [D] in shared memory, times scale · log₂e; approx: times nothing
+  int b, kv, chunk, own, last;
+  float inverse;  // of chunk
+  void* caches[3] = {};  // of the block's row
+
+  __device__ void load_caches() {
+    const int count = p.selection == Selection::approx ? 3 : 2;
+#pragma unroll
+    for (int i = 0; i < 3; ++i)
+      if (i < count) caches[i] = p.caches[b * count + i];
+  }
+  __device__ View cache(int number, const View& x) const {
+    if constexpr (!kOwnCaches) return x;
+    __builtin_assume(__isGlobal(caches[number]));  // else its loads are those of generic addresses
+    return {caches[number], 0, x.time_stride};
+  }
+  __device__ View k() const { return cache(0, p.k); }
+  __device__ View v() const { return cache(1, p.v); }
+  __device__ T* row(const View& x, int64_t time) const {
+    return static_cast<T*>(x.data) + b * x.batch_stride + time * x.time_stride + kv * D;
+  }
+  // Row i of a chunk's summary; −1: what rounding left of row 0.
+  __device__ T* summary(int64_t c, int i) const {
+    const View summaries = cache(2, p.summaries);
+    return static_cast<T*>(summaries.data) + b * summaries.batch_stride +
+           c * summaries.time_stride + (kv * (kParts + p.rank) + kParts - 1 + i) * D;
+  }
+
+  // Rows [first, first + count) of x go to the L2 cache, so that no thread has to wait
+  // for them long.
+  __device__ void send_for(const View& x, int64_t first, int count) const {
+    constexpr int kLines = D * sizeof(T) / 128 + (D * sizeof(T) % 128 != 0);
+    for (int i = threadIdx.x; i < count * kLines; i += blockDim.x)
+      prefetch_l2(reinterpret_cast<const char*>(row(x, first + i / kLines)) + i % kLines * 128);
+  }
+
+  // Of the chunks, then of the keys read.
+  __device__ static R* scores() {
+    extern __shared__ double memory[];
+    return reinterpret_cast<R*>(memory);
+  }
+  // NaN counts as the best.
+  __device__ void put_score(int id, R score) const {
+    scores()[id] = isnan(score) ? R(INFINITY) : score;
+  }
+  // Scores of the first `count` chunks, or of those in s.kept.
+  __device__ void score_exactly(int count, bool of_kept) const {
+    const Keys keys(query);
+    for (int i = threadIdx.x / 32; i < count; i += blockDim.x / 32) {
+      const int id = of_kept ? s.kept[i] : i;
+      R top = -INFINITY, sum = 0;
+      each_row<Keys>(
+          Keys::group(), Keys::kGroups, chunk,
+          [&](int j) { return row(k(), int64_t{id} * chunk + j); },
+          [&](int j, const typename Keys::Row& x) {
+            const R score = keys.dot(x);
+            if (j >= chunk) return;
+            const R larger = score > top ? score : top;
+            sum = sum * (larger > top ? exp2_any(top - larger) : R(1)) + exp2_any(score - larger);
+            top = larger;
+          });
+      const R all = butterfly<Keys::kLanes, 32>(top, Max{});
+      sum *= top > -INFINITY ? exp2_any(top - all) : R(sum == sum ? 0 : NAN);
+      sum = butterfly<Keys::kLanes, 32>(sum, Plus{});
+      if (threadIdx.x % 32 == 0) put_score(id, all + log2(sum));
+    }
+  }
+  // The same of all by rows of the summary: both parts of the mean, or (listed) the mean and axes.
+  // One group of lanes per chunk.
+  __device__ void score_by_summary(bool listed) const {
+    const Keys keys(query);
+    const int groups = blockDim.x / Keys::kLanes, rows = listed ? int(p.rank) + 1 : kParts;
+    for (int base = 0; base < own; base += groups) {
+      const int i = base + threadIdx.x / Keys::kLanes;
+      R score = 0;
+      each_row<Keys>(
+          0, 1, rows, [&](int r) { return summary(min(i, own - 1), listed ? r : -r); },
+          [&](int r, const typename Keys::Row& x) {
+            const R y = keys.dot(x);
+            if (r < rows) score += r == 0 || !listed ? y : R(0.5 * kLn2Double) * y * y;
+          });
+      if (Keys::lane() == 0 && i < own) put_score(i, score);
+    }
+  }
+
+  // A chunk and its score, and the most that rounding of the means took from a score.
+  struct Best {
+    R score = -INFINITY, rest = 0;
+    int id = INT_MAX;
+    __device__ void offer(R x, int i) {
+      if (isnan(x)) x = INFINITY;
+      if (better(x, i, score, id)) {
+        score = x;
+        id = i;
+      }
+    }
+  };
+  // The best of all warps, in all threads; groups of kFirst lanes agree. s.part, … were read.
+  template <int kFirst>
+  __device__ Best of_block(Best best) const {
+    for (int step = kFirst; step < 32; step *= 2) {
+      best.offer(__shfl_xor_sync(~0u, best.score, step), __shfl_xor_sync(~0u, best.id, step));
+      best.rest = fmax(best.rest, __shfl_xor_sync(~0u, best.rest, step));
+    }
+    const int warp = threadIdx.x / 32;
+    if (threadIdx.x % 32 == 0) {
+      s.part[warp] = best.score;
+      s.part_id[warp] = best.id;
+      s.rest[warp] = best.rest;
+    }
+    __syncthreads();
+    for (int w = 0; w < blockDim.x / 32; ++w) {
+      best.offer(s.part[w], s.part_id[w]);
+      best.rest = fmax(best.rest, s.rest[w]);
+    }
+    return best;
+  }
+  // The `n` best of them, best first, ties to the lower number, to s.kept; −1: none left.
+  __device__ void keep_best(int count, bool of_kept, int n) const {
+    int kept = -1;  // of rank threadIdx.x
+    Best before{INFINITY, 0, -1};
+    for (int rank = 0; rank < n; ++rank) {
+      __syncthreads();
+      Best best;
+      for (int i = threadIdx.x; i < count; i += blockDim.x) {
+        const int id = of_kept ? s.kept[i] : i;
+        if (better(before.score, before.id, scores()[id], id)) best.offer(scores()[id], id);
+      }
+      before = of_block<1>(best);
+      if (threadIdx.x == rank && before.id != INT_MAX) kept = before.id;
+    }
+    __syncthreads();
+    if (threadIdx.x < n) s.kept[threadIdx.x] = kept;
+    __syncthreads();
+  }
+  // The best by the high parts of the means, of which the scores are kept. `rest` is a bound on
+  // what the low parts, each number 2^−8 of the high one or less, can add. What may be needed of
+  // the low parts is sent for.
+  __device__ Best best_by_high_parts() const {
+    const Keys rows(query);
+    Best best;
+    R largest = 0;
+    each_row<Keys>(
+        threadIdx.x / Keys::kLanes, blockDim.x / Keys::kLanes, own,
+        [&](int i) { return summary(i, 0); },
+        [&](int i, const typename Keys::Row& x) {
+          const R score = rows.dot(x);
+          largest = fmax(largest, rows.bound(x));
+          if (i >= own) return;
+          best.offer(score, i);
+          if (Keys::lane() == 0) put_score(i, score);
+        });
+    if (kParts == 2) {
+      if (best.id != INT_MAX && Keys::lane() == 0) prefetch_l2(summary(best.id, -1));
+      best.rest = group_reduce<Keys::kLanes>(largest, Plus{}) * R(1.01 / 256);
+    }
+    return of_block<Keys::kLanes>(best);
+  }
+  // The chunk of the largest mean score, to s.kept[0]. Low parts are read only of those that they
+  // may make the best.
+  __device__ void choose_one_by_mean() const {
+    const Keys rows(query);
+    const auto whole = [&](int id) {
+      const R high = rows.dot(Keys::load(summary(id, 0)));
+      return kParts == 1 ? high : high + rows.dot(Keys::load(summary(id, -1)));
+    };
+    Best best = best_by_high_parts();
+    const R least = best.score - 2 * best.rest;
+    const auto near = [&](int i) { return i < own && !(scores()[i] < least) && i != best.id; };
+    bool any = false;
+    for (int i = threadIdx.x; i < own; i += blockDim.x) any = any || near(i);
+    if (__syncthreads_or(any)) {
+      Best again;
+      again.offer(whole(best.id), best.id);
+      for (int base = threadIdx.x / 32 * 32; base < own; base += blockDim.x)
+        for (unsigned left = __ballot_sync(~0u, near(base + threadIdx.x % 32)); left;
+             left &= left - 1) {
+          const int id = base + __ffs(left) - 1;
+          again.offer(whole(id), id);
+        }
+      best = of_block<Keys::kLanes>(again);
+    }
+    if (threadIdx.x == 0) s.kept[0] = best.id;
+  }
+  // The chunks read in addition to its own, to s.kept.
+  __device__ void choose() const {
+    const bool exact = p.selection == Selection::exact,
+               listed = p.selection == Selection::shortlist;
+    if (own == 0) return;
+    if (p.selection == Selection::approx && p.top_k == 1) return choose_one_by_mean();
+    if (exact) score_exactly(own, false);
+    else score_by_summary(listed);
+    keep_best(own, false, int(listed ? p.shortlist : p.top_k));
+    if (!listed) return;
+    const int count = min(int(p.shortlist), own);
+    score_exactly(count, true);
+    keep_best(count, true, int(p.top_k));
+  }
+
+  // The summary of the own chunk, which is full: its mean, in the caches.
+  __device__ void summarise(R (*partial)[D]) const {
+    const int groups = blockDim.x / D, group = threadIdx.x / D, d = threadIdx.x % D;
+    __syncthreads();
+    if (group < groups) {
+      R sum = 0;
+#pragma unroll 8
+      for (int j = group; j < chunk; j += groups)
+        sum += to_compute(row(k(), int64_t{own} * chunk + j)[d]);
+      partial[group][d] = sum;
+    }
+    __syncthreads();
+    if (group > 0) return;
+    R mean = 0;
+    for (int g = 0; g < groups; ++g) mean += partial[g][d];
+    mean /= R(chunk);
+    const T high = from_compute<T>(mean);
+    summary(own, 0)[d] = high;
+    if (kParts == 2) summary(own, -1)[d] = from_compute<T>(mean - to_compute(high));
+  }
+
+  // Number i of the keys read is at position:
+  __device__ int64_t position(int i) const {
+    const int number = int((float(i) + 0.5f) * inverse);  // exact for kMaxRead keys
+    return int64_t(s.read[number] - number) * chunk + i;
+  }
+};
+
+template <class T, int D, bool kOwnCaches>
+__global__ void __launch_bounds__(kMaxThreads, sizeof(T) == 2 ? 3 : 1)
+    step_kernel(Top1ChunkForward p) {
+  using R = Real<T>;
+  using Keys = Rows<T, D>;
+  __shared__ DecodeSmem<R> s;
+  __shared__ R query[D], gathered[kMaxWarps][D];
+  R* logits = Step<T, D, kOwnCaches>::scores();
+  const int heads = int(p.heads), h = blockIdx.x % heads, t = blockIdx.x / heads % int(p.time),
+            b = blockIdx.x / heads / int(p.time), kv = h / (heads / int(p.kv_heads)),
+            chunk = int(p.chunk_size), row = (b * heads + h) * int(p.time) + t;
+  const int64_t last = kOwnCaches ? p.positions[b] : p.past + t;
+  const R scale = R(p.scale * kLog2eDouble);
+  const bool by_mean = p.selection == Selection::approx && !p.forced;
+  const auto out_row = [&] {
+    return static_cast<T*>(p.out.data) + b * p.out.batch_stride + t * p.out.time_stride + h * D;
+  };
+  if (kOwnCaches && last < 0) {
+    if (threadIdx.x < D) out_row()[threadIdx.x] = from_compute<T>(R(0));
+    return;
+  }
+  Step<T, D, kOwnCaches> step{
+      p, s, query, b, kv, chunk, int(last / chunk), int(last % chunk), 1 / float(chunk)};
+  if constexpr (kOwnCaches) step.load_caches();
+  // Heads with the same keys write the same.
+  if (kOwnCaches && threadIdx.x < D) {
+    step.row(step.k(), last)[threadIdx.x] = step.row(p.new_k, 0)[threadIdx.x];
+    step.row(step.v(), last)[threadIdx.x] = step.row(p.new_v, 0)[threadIdx.x];
+  }
+  if (threadIdx.x < D) {
+    const T* q =
+        static_cast<const T*>(p.q.data) + b * p.q.batch_stride + t * p.q.time_stride + h * D;
+    query[threadIdx.x] = to_compute(q[threadIdx.x]) * (by_mean ? R(1) : scale);
+  }
+  step.send_for(step.k(), last / chunk * chunk, step.last + 1);
+  step.send_for(step.v(), last / chunk * chunk, step.last + 1);
+  if (threadIdx.x < p.top_k)
+    s.kept[threadIdx.x] = p.forced ? int(p.selected[row * p.top_k + threadIdx.x]) : -1;
+  __syncthreads();
+  if (!p.forced) step.choose();
+  __syncthreads();
+  // The chunks that count, without gaps, and its own.
+  int chunks = 0;
+  for (int i = 0; i < p.top_k; ++i)
+    if (valid_choice(s.kept[i], step.own) >= 0) {
+      if (threadIdx.x == 0) s.read[chunks] = s.kept[i];
+      step.send_for(step.v(), int64_t(s.kept[i]) * chunk, chunk);
+      ++chunks;
+    }
+  if (!p.forced && !kOwnCaches && threadIdx.x < p.top_k)
+    p.selected[row * p.top_k + threadIdx.x] = s.kept[threadIdx.x];
+  if (threadIdx.x == 0) s.read[chunks] = step.own;
+  if (by_mean && threadIdx.x < D) query[threadIdx.x] *= scale;
+  __syncthreads();
+  const int count = chunks * chunk + step.last + 1;
+  const int group = threadIdx.x / Keys::kLanes, groups = blockDim.x / Keys::kLanes;
+  {
+    const Keys keys(query);
+    each_row<Keys>(
+        group, groups, count, [&](int i) { return step.row(step.k(), step.position(i)); },
+        [&](int i, const typename Keys::Row& x) {
+          const R score = keys.dot(x);
+          if (Keys::lane() == 0 && i < count) logits[i] = score;
+        });
+  }
+  __syncthreads();
+  R top = -INFINITY, sum = 0;
+  for (int i = threadIdx.x; i < count; i += blockDim.x) top = fmax(top, logits[i]);
+  top = reduce(s, top, Max{});
+  for (int i = threadIdx.x; i < count; i += blockDim.x)
+    sum += logits[i] = exp2_any(logits[i] - top);
+  sum = reduce(s, sum, Plus{});
+  R out[Keys::kEach][Keys::kWidth] = {};
+  each_row<Keys>(
+      group, groups, count, [&](int i) { return step.row(step.v(), step.position(i)); },
+      [&](int i, const typename Keys::Row& x) {
+        const R weight = i < count ? logits[i] : R(0);
+#pragma unroll
+        for (int n = 0; n < Keys::kEach; ++n)
+#pragma unroll
+          for (int e = 0; e < Keys::kWidth; ++e)
+            out[n][e] += i < count ? weight * to_compute(x.at[n].at[e]) : R(0);
+      });
+#pragma unroll
+  for (int n = 0; n < Keys::kEach; ++n)
+#pragma unroll
+    for (int e = 0; e < Keys::kWidth; ++e) {
+      out[n][e] = butterfly<Keys::kLanes, 32>(out[n][e], Plus{});
+      if (Keys::group() == 0) gathered[threadIdx.x / 32][Keys::offset(n) + e] = out[n][e];
+    }
+  __syncthreads();
+  if (threadIdx.x < D) {
+    R total = 0;
+    for (int w = 0; w < blockDim.x / 32; ++w) total += gathered[w][threadIdx.x];
+    out_row()[threadIdx.x] = from_compute<T>(total / sum);
+  }
+  if constexpr (kOwnCaches) {
+    if (by_mean && step.last + 1 == chunk && h % (heads / int(p.kv_heads)) == 0)
+      step.summarise(gathered);
+  } else if (threadIdx.x == 0) {
+    static_cast<R*>(p.logsumexp)[row] = (top + log2(sum)) * R(kLn2Double);
+  }
+}
+
+}  // namespace
+}  // namespace top1
+
+// Of the scores of all chunks, then of the keys read.
+static size_t score_bytes(const Top1ChunkForward& p) {
+  const int64_t chunks = (p.past + p.time) / p.chunk_size;
+  return size_t(std::max(chunks, (p.top_k + 1) * p.chunk_size)) *
+         (p.dtype == DType::f64 ? sizeof(double) : sizeof(float));
+}
+
+const char* why_no_step(const Top1ChunkForward& p) {
+  if (const char* why_not = why_not_head_dim(p.head_dim)) return why_not;
+  if (p.top_k > top1::kMaxKept || p.shortlist > top1::kMaxKept)
+    return "takes a top_k and a shortlist of 64 at most";
+  if ((p.top_k + 1) * p.chunk_size > top1::kMaxRead) return "reads at most 16,384 keys per query";
+  if (score_bytes(p) > top1::kMaxScoreBytes) return "keeps at most 192 KB of scores per query";
+  if (p.batch * p.time * p.heads >= int64_t{1} << 31) return "takes fewer than 2^31 queries";
+  const int64_t element = p.dtype == DType::f64 ? 8 : p.dtype == DType::f32 ? 4 : 2;
+  return rows_aligned({p.k, p.v, p.summaries}, element)
+             ? nullptr
+             : "takes rows that begin at multiples of 16 bytes";
+}
+
+void top1_chunk_step(const Top1ChunkForward& p, Stream stream) {
+  check("top1_chunk", why_no_step(p));
+  const unsigned blocks = unsigned(p.batch * p.time * p.heads);
+  const unsigned threads = blocks < 2u * unsigned(sm_count()) ? top1::kMaxThreads : 128;
+  with_type(p.dtype, [&]<class T>(T) {
+    with_head_dim(p.head_dim, [&](auto d) {
+      const auto launch = [&](auto kernel) {
+        launch_kernel(kernel, blocks, threads, score_bytes(p), stream, p);
+      };
+      if (!p.caches) return launch(top1::step_kernel<T, d(), false>);
+      if constexpr (sizeof(T) <= 4) launch(top1::step_kernel<T, d(), true>);
+    });
+  });
+}
+
+}  // namespace assay::ops::cuda

@@ -1,0 +1,146 @@
+// assay::top1_element: checks, casts, the choice of the path, and the autograd
+// function around both.
+#include <torch/torch.h>
+
+#include "ops/core/dispatch.h"
+#include "ops/core/register.h"
+#include "ops/core/split.h"
+#include "ops/attention/top1_element/composed.h"
+#include "ops/attention/top1_element/kernel.h"
+#include "ops/attention/top1_element/top1_element.h"
+
+namespace assay::ops {
+namespace {
+
+constexpr const char* kOp = "top1_element";
+constexpr const char* kComposed =
+    "composed from tensor arithmetic in O(T) memory";
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+struct Inputs {
+  at::Tensor q, k, v;
+  double scale;
+};
+
+Top1ElementForward describe(const Inputs& in, const Top1ElementOutputs& o) {
+  Top1ElementForward p{};
+  p.dtype = kernel_dtype(in.q.scalar_type());
+  p.batch = in.q.size(0);
+  p.time = in.q.size(1);
+  p.past = in.k.size(1) - p.time;
+  p.heads = in.q.size(2);
+  p.kv_heads = in.k.size(2);
+  p.head_dim = in.q.size(3);
+  p.scale = in.scale;
+  p.q = view(in.q);
+  p.k = view(in.k);
+  p.v = view(in.v);
+  p.out = view(o.out);
+  p.logsumexp = data(o.logsumexp);
+  p.soft = data(o.soft);
+  p.index = static_cast<int64_t*>(data(o.index));
+  return p;
+}
+
+// Null when a kernel takes this call, else why not.
+const char* why_composed(const Inputs& in) {
+  if (in.q.is_cpu()) return nullptr;
+#ifdef ASSAY_CUDA
+  if (in.q.is_cuda()) return cuda::why_unsupported(describe(in, {}));
+#endif
+  return "was not built";
+}
+
+template <class Work>  // Top1ElementForward or …Backward
+void launch(const Work& work, const at::Device& device) {
+  const auto scratch = [&](size_t bytes) { return workspace(bytes, device); };
+  dispatch(
+      device,
+      [&](const auto& pool) {
+        cpu::top1_element(work, scratch(cpu::workspace_bytes(work)).data_ptr(), pool);
+      },
+      [&](auto stream) {
+        cuda::top1_element(work, scratch(cuda::workspace_bytes(work)).data_ptr(), stream);
+      });
+}
+
+Top1ElementOutputs run(const Inputs& in, bool with_gradient) {
+  if (const char* reason = why_composed(in)) {
+    TORCH_WARN_ONCE(kOp, " is ", kComposed, "; the kernel for ", in.q.device(), " ", reason);
+    return top1_element_composed(in.q, in.k, in.v, in.scale, with_gradient);
+  }
+  const int64_t batch = in.q.size(0), time = in.q.size(1), heads = in.q.size(2);
+  const auto real = in.q.options().dtype(real_dtype(in.q.scalar_type()));
+  const auto wanted = [&](at::IntArrayRef sizes) {
+    return with_gradient ? at::empty(sizes, real) : at::Tensor();
+  };
+  const Top1ElementOutputs o{at::empty(in.q.sizes(), in.q.options()),
+                             at::empty({batch, heads, time}, real.dtype(at::kLong)),
+                             wanted({batch, heads, time}),
+                             wanted({batch, heads, time, in.q.size(3)})};
+  launch(describe(in, o), in.q.device());
+  return o;
+}
+
+struct Top1Element : torch::autograd::Function<Top1Element> {
+  static variable_list forward(AutogradContext* ctx, const at::Tensor& q, const at::Tensor& k,
+                               const at::Tensor& v, double scale) {
+    const Top1ElementOutputs o = run({q, k, v, scale}, true);
+    ctx->save_for_backward({q, k, v, o.index, o.logsumexp, o.soft});
+    ctx->saved_data["scale"] = scale;
+    ctx->mark_non_differentiable({o.index});
+    return {o.out, o.index};
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
+    const variable_list s = ctx->get_saved_variables();
+    const Inputs in{s[0], s[1], s[2], ctx->saved_data["scale"].toDouble()};
+    const Top1ElementOutputs o{{}, s[3], s[4], s[5]};
+    const at::Tensor dout = aligned_rows(sequence(gradients[0], in.q.scalar_type()));
+    if (why_composed(in)) {
+      const auto [dq, dk, dv] = top1_element_composed_backward(in.q, in.k, in.v, in.scale, o, dout);
+      return {dq, dk, dv, at::Tensor()};
+    }
+    const at::Tensor dq = gradient_memory(in.q), dk = gradient_memory(in.k),
+                     dv = gradient_memory(in.v);
+    launch(Top1ElementBackward{describe(in, o), view(dout), view(dq), view(dk), view(dv)},
+           in.q.device());
+    return {dq, dk, dv, at::Tensor()};
+  }
+};
+
+}  // namespace
+
+std::tuple<at::Tensor, at::Tensor> top1_element(const at::Tensor& q, const at::Tensor& k,
+                                                const at::Tensor& v, double scale) {
+  check_attention(kOp, q, k, v);
+  TORCH_CHECK_VALUE(std::isfinite(scale), kOp, ": scale is ", scale, ", expected a finite number");
+  if (q.is_meta())
+    return {at::empty(q.sizes(), q.options()),
+            at::empty({q.size(0), q.size(2), q.size(1)}, q.options().dtype(at::kLong))};
+  const auto dtype = sequence_dtype({q, k, v});
+  const Inputs in{sequence(q, dtype), sequence(k, dtype), sequence(v, dtype), scale};
+  if (!at::GradMode::is_enabled() ||
+      !(q.requires_grad() || k.requires_grad() || v.requires_grad())) {
+    const Top1ElementOutputs o = run(in, false);
+    return {o.out.to(q.scalar_type()), o.index};
+  }
+  const auto out = Top1Element::apply(in.q, in.k, in.v, scale);
+  return {out[0].to(q.scalar_type()), out[1]};
+}
+
+const bool registered_path = register_paths(
+    kOp, cpu_kernel_path(),
+    kCudaKernels
+        ? std::string("cuda kernel sm_90a for bfloat16 and a head_dim of 64, 96 or 128; else ") +
+              kComposed
+        : std::string(kComposed) + "; built without CUDA");
+TORCH_LIBRARY_FRAGMENT(assay, m) {
+  register_operator(
+      m, "top1_element(Tensor q, Tensor k, Tensor v, float scale) -> (Tensor out, Tensor index)",
+      "out_t = v_j*, j* = argmax over j ≤ t of q_t·k_j; gradient of the softmax", top1_element);
+}
+
+}  // namespace assay::ops

@@ -1,0 +1,141 @@
+// Window attention from tensor arithmetic in O(T) memory: a block of queries meets all keys that
+// any of them sees; the backward computes the weights again from logsumexp.
+#include <torch/torch.h>
+
+#include "ops/core/tensors.h"
+#include "ops/attention/window_attention/window_attention.h"
+
+namespace assay::ops {
+namespace {
+
+using at::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+struct Problem {
+  Tensor q, k, v, slopes;  // [B, T, H, D], [B, S, Hkv, D] twice, [H] or undefined
+  int64_t window;
+  double scale;
+  at::ScalarType real;
+  int64_t first_position() const { return k.size(1) - q.size(1); }
+};
+
+struct Block {
+  int64_t row, rows, key, keys;  // queries [row, row + rows), keys [key, key + keys)
+};
+
+std::vector<Block> blocks_of(const Problem& p) {
+  constexpr int64_t kScores = 1 << 25;  // in memory at once, a fourth of them in copies
+  const int64_t time = p.q.size(1), sequences = p.q.size(0) * p.q.size(2);
+  int64_t rows = 512;
+  while (rows > 16 && sequences * rows * std::min(p.k.size(1), p.window + rows) > kScores)
+    rows /= 2;
+  std::vector<Block> blocks;
+  for (int64_t row = 0; row < time; row += rows) {
+    const int64_t count = std::min(rows, time - row), first = p.first_position() + row;
+    const int64_t key = std::max<int64_t>(0, first - p.window + 1);
+    blocks.push_back({row, count, key, first + count - key});
+  }
+  return blocks;
+}
+
+// [B, T, H, D] to the rows of a block, those of the heads that share keys one after another: [B,
+// Hkv, H/Hkv · rows, D].
+Tensor rows_of(const Tensor& x, const Block& b, const Problem& p) {
+  const int64_t kv_heads = p.k.size(2);
+  return x.narrow(1, b.row, b.rows)
+      .to(p.real)
+      .unflatten(2, {kv_heads, -1})
+      .permute({0, 2, 3, 1, 4})
+      .flatten(2, 3);
+}
+Tensor rows_back(const Tensor& rows, const Block& b) {  // → [B, rows, H, D]
+  return rows.unflatten(2, {-1, b.rows}).permute({0, 3, 1, 2, 4}).flatten(2, 3);
+}
+Tensor keys_of(const Tensor& x, const Block& b, const Problem& p) {  // → [B, Hkv, keys, D]
+  return x.narrow(1, b.key, b.keys).to(p.real).transpose(1, 2);
+}
+
+Tensor distance(const Block& b, const Problem& p) {  // [rows, keys]
+  const auto options = p.q.options().dtype(p.real);
+  const int64_t first = p.first_position() + b.row;
+  return at::arange(first, first + b.rows, options).unsqueeze(1) -
+         at::arange(b.key, b.key + b.keys, options);
+}
+
+// [B, Hkv, H/Hkv · rows, keys]
+Tensor scores(const Problem& p, const Block& b, const Tensor& q, const Tensor& k) {
+  const Tensor apart = distance(b, p);
+  Tensor s = q.matmul(k.transpose(-2, -1)).mul_(p.scale).view({q.size(0), -1, b.rows, b.keys});
+  if (p.slopes.defined()) s.sub_(p.slopes.to(p.real).view({-1, 1, 1}) * apart);
+  s.masked_fill_((apart < 0).logical_or(apart >= double(p.window)), -INFINITY);
+  return s.view({q.size(0), k.size(1), -1, b.keys});
+}
+
+struct Blocked : torch::autograd::Function<Blocked> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& q, const Tensor& k, const Tensor& v,
+                        const OptionalTensor& slopes, int64_t window, double scale) {
+    const Problem p{
+        q, k, v, or_undefined(slopes), window, scale, real_dtype(sequence_dtype({q, k, v}))};
+    const Tensor out = at::empty_like(q, at::MemoryFormat::Contiguous);
+    std::vector<Tensor> logsumexp;
+    for (const Block& b : blocks_of(p)) {
+      const Tensor s = scores(p, b, rows_of(q, b, p), keys_of(k, b, p));
+      logsumexp.push_back(s.logsumexp(-1, true));
+      const Tensor weights = s.sub_(logsumexp.back()).exp_();
+      out.narrow(1, b.row, b.rows).copy_(rows_back(weights.matmul(keys_of(v, b, p)), b));
+    }
+    variable_list saved{q, k, v, p.slopes, out};
+    saved.insert(saved.end(), logsumexp.begin(), logsumexp.end());
+    ctx->save_for_backward(saved);
+    ctx->saved_data["window"] = window;
+    ctx->saved_data["scale"] = scale;
+    return out;
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
+    const variable_list s = ctx->get_saved_variables();
+    const Problem p{s[0],
+                    s[1],
+                    s[2],
+                    s[3],
+                    ctx->saved_data["window"].toInt(),
+                    ctx->saved_data["scale"].toDouble(),
+                    real_dtype(sequence_dtype({s[0], s[1], s[2]}))};
+    const auto real = p.q.options().dtype(p.real);
+    const Tensor dq = at::empty_like(p.q, at::MemoryFormat::Contiguous);
+    const Tensor dk = at::zeros(p.k.sizes(), real), dv = at::zeros(p.v.sizes(), real);
+    const Tensor dslopes = p.slopes.defined() ? at::zeros({p.q.size(2)}, real) : Tensor();
+    size_t index = 5;
+    for (const Block& b : blocks_of(p)) {
+      const Tensor q = rows_of(p.q, b, p), k = keys_of(p.k, b, p), v = keys_of(p.v, b, p);
+      const Tensor out = rows_of(s[4], b, p), dout = rows_of(gradients[0], b, p);
+      const Tensor weights = scores(p, b, q, k).sub_(s[index++]).exp_();
+      const auto add = [&](const Tensor& to, const Tensor& x) {
+        to.narrow(1, b.key, b.keys).add_(x.transpose(1, 2));
+      };
+      add(dv, weights.transpose(-2, -1).matmul(dout));
+      const Tensor ds =
+          dout.matmul(v.transpose(-2, -1)).sub_((dout * out).sum(-1, true)).mul_(weights);
+      if (dslopes.defined())
+        dslopes.sub_((ds.view({q.size(0), -1, b.rows, b.keys}) * distance(b, p))
+                         .sum(at::IntArrayRef{0, 2, 3}));
+      ds.mul_(p.scale);
+      add(dk, ds.transpose(-2, -1).matmul(q));
+      dq.narrow(1, b.row, b.rows).copy_(rows_back(ds.matmul(k), b));
+    }
+    const auto like = [](const Tensor& x, const Tensor& to) {
+      return x.defined() ? x.to(to.scalar_type()) : x;
+    };
+    return {dq, like(dk, p.k), like(dv, p.v), like(dslopes, p.slopes), Tensor(), Tensor()};
+  }
+};
+
+}  // namespace
+
+Tensor window_attention_blocked(const Tensor& q, const Tensor& k, const Tensor& v, int64_t window,
+                                double scale, const OptionalTensor& alibi_slopes) {
+  return Blocked::apply(q, k, v, alibi_slopes, window, scale);
+}
+
+}  // namespace assay::ops

@@ -1,0 +1,233 @@
+// assay::window_attention: checks, the choice of the path, and the autograd function around
+// the kernels.
+#include <torch/torch.h>
+
+#include <atomic>
+
+#include "ops/core/dispatch.h"
+#include "ops/core/register.h"
+#include "ops/core/split.h"
+#include "ops/core/tensors.h"
+#include "ops/attention/window_attention/kernel.h"
+#include "ops/attention/window_attention/window_attention.h"
+
+namespace assay::ops {
+namespace {
+
+constexpr const char* kOp = "window_attention";
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+struct Inputs {
+  at::Tensor q, k, v, slopes;  // as the kernel wants them; slopes undefined when absent
+  int64_t window;
+  double scale;
+};
+
+WindowAttentionForward describe(const Inputs& in, const at::Tensor& out,
+                                const at::Tensor& logsumexp) {
+  WindowAttentionForward p{kernel_dtype(in.q.scalar_type()),
+                           in.q.size(0),
+                           in.q.size(1),
+                           in.k.size(1),
+                           in.q.size(2),
+                           in.k.size(2),
+                           in.q.size(3),
+                           in.window,
+                           in.scale};
+  p.q = view(in.q);
+  p.k = view(in.k);
+  p.v = view(in.v);
+  p.alibi_slopes = data(in.slopes);
+  p.out = view(out);
+  p.logsumexp = data(logsumexp);
+  return p;
+}
+
+template <class Work>  // WindowAttentionForward or …Backward
+void launch(const Work& work, const at::Device& device) {
+  const auto scratch = [&](size_t bytes) { return workspace(bytes, device); };
+  dispatch(
+      device,
+      [&](const auto& pool) {
+        cpu::window_attention(work, scratch(cpu::workspace_bytes(work)).data_ptr(), pool);
+      },
+      [&](auto stream) {
+        cuda::window_attention(work, scratch(cuda::workspace_bytes(work)).data_ptr(), stream);
+      });
+}
+
+at::TensorOptions real_options(const at::Tensor& q) {
+  return q.options().dtype(real_dtype(q.scalar_type()));
+}
+
+struct WindowAttention : torch::autograd::Function<WindowAttention> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& q, const at::Tensor& k,
+                            const at::Tensor& v, const OptionalTensor& slopes, int64_t window,
+                            double scale) {
+    const Inputs in{q, k, v, or_undefined(slopes), window, scale};
+    const at::Tensor out = at::empty(q.sizes(), q.options());
+    const at::Tensor logsumexp = at::empty({q.size(0), q.size(2), q.size(1)}, real_options(q));
+    launch(describe(in, out, logsumexp), q.device());
+    ctx->save_for_backward({q, k, v, in.slopes, out, logsumexp});
+    ctx->saved_data["window"] = window;
+    ctx->saved_data["scale"] = scale;
+    return out;
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
+    const variable_list s = ctx->get_saved_variables();
+    const Inputs in{s[0],
+                    s[1],
+                    s[2],
+                    s[3],
+                    ctx->saved_data["window"].toInt(),
+                    ctx->saved_data["scale"].toDouble()};
+    const bool cpu = in.q.is_cpu();
+    const at::Tensor dout = aligned_rows(sequence(gradients[0], in.q.scalar_type())),
+                     dq = gradient_memory(in.q);
+    const auto of_keys = [&](const at::Tensor& x) {
+      return cpu ? at::empty(x.sizes(), real_options(x)) : gradient_memory(x);
+    };
+    const at::Tensor dk = of_keys(in.k), dv = of_keys(in.v);
+    const at::Tensor dslopes =
+        cpu && in.slopes.defined() ? at::empty_like(in.slopes) : at::Tensor();
+    launch(WindowAttentionBackward{describe(in, s[4], s[5]), view(dout), view(dq), view(dk),
+                                   view(dv), data(dslopes)},
+           in.q.device());
+    const auto dtype = in.k.scalar_type();
+    return {dq, dk.to(dtype), dv.to(dtype), dslopes, at::Tensor(), at::Tensor()};
+  }
+};
+
+void check(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t window,
+           double scale, const OptionalTensor& slopes) {
+  check_dims(kOp, "q", q, 4, "[B, T, H, D]");
+  check_dims(kOp, "k", k, 4, "[B, S, Hkv, D]");
+  check_shape(kOp, "k", k, {q.size(0), k.size(1), k.size(2), q.size(3)}, "[B, S, Hkv, D]");
+  TORCH_CHECK_VALUE(k.size(1) >= q.size(1), kOp, ": k has ", k.size(1),
+                    " positions (its size 1), fewer than the ", q.size(1), " queries of q");
+  TORCH_CHECK_VALUE(q.size(2) % k.size(2) == 0, kOp, ": k has ", k.size(2),
+                    " heads (its size 2), which do not divide the ", q.size(2), " heads of q");
+  check_shape(kOp, "v", v, k.sizes(), "[B, S, Hkv, D]");
+  if (slopes) check_shape(kOp, "alibi_slopes", *slopes, {q.size(2)}, "[H]");
+  TORCH_CHECK_VALUE(window == -1 || window > 0, kOp, ": window is ", window,
+                    ", expected at least 1, or -1 for all");
+  TORCH_CHECK_VALUE(std::isfinite(scale), kOp, ": scale is ", scale, ", expected a finite number");
+  check_like(kOp, "q", q, "q", q);
+  check_like(kOp, "k", k, "q", q);
+  check_like(kOp, "v", v, "q", q);
+  if (slopes) check_like(kOp, "alibi_slopes", *slopes, "q", q);
+}
+
+bool constant(const OptionalTensor& slopes) {
+  return !slopes || !slopes->requires_grad() || !at::GradMode::is_enabled();
+}
+
+std::atomic<bool> own_kernel_chosen = true;  // choose_full_attention()
+bool own_kernel_serves(const Inputs& in) {
+#ifdef ASSAY_CUDA
+  if (!in.q.is_cuda() || !own_kernel_chosen || !constant(optional(in.slopes))) return false;
+  const c10::DeviceGuard guard(in.q.device());
+  return !cuda::why_unsupported(describe(in, {}, {}));
+#else
+  return false;
+#endif
+}
+
+// torch's fused kernels on CUDA: causal without a window through scaled_dot_product_attention,
+// which picks the faster one; else FlashAttention-2, which knows windows and queries at the end
+// of the keys.
+at::Tensor fused(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t window,
+                 double scale) {
+  const int64_t time = q.size(1), size = k.size(1);
+  if (window >= size && time == size)
+    return at::scaled_dot_product_attention(
+               q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), {}, 0.0,
+               /*is_causal=*/time > 1, scale, /*enable_gqa=*/q.size(2) != k.size(2))
+        .transpose(1, 2);
+  const auto before = window < size ? std::optional<c10::SymInt>(window - 1) : std::nullopt;
+  const auto after = window < size ? std::optional<c10::SymInt>(0) : std::nullopt;
+  return std::get<0>(at::_flash_attention_forward_symint(
+      q, k, v, {}, {}, time, size, 0.0, /*is_causal=*/true, false, scale, before, after));
+}
+bool fused_serves(const at::Tensor& q, at::ScalarType dtype, const OptionalTensor& slopes) {
+  const int64_t columns = q.size(3) + (slopes ? kAlibiColumns : 0);
+  return dtype == at::kBFloat16 && constant(slopes) && columns % 8 == 0 && columns <= 256;
+}
+at::Tensor fused_alibi(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                       int64_t window, double scale, const at::Tensor& slopes) {
+  const AlibiInputs in = append_alibi(q, k, v, scale, slopes);
+  return fused(in.q, in.k, in.v, window, scale).narrow(-1, 0, q.size(3));
+}
+
+}  // namespace
+
+AlibiInputs append_alibi(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                         double scale, const at::Tensor& slopes) {
+  const at::Tensor factor = slopes.detach() / scale;
+  const at::Tensor high = factor.to(q.scalar_type());
+  const at::Tensor low = (factor - high).to(q.scalar_type());
+  const at::Tensor none = at::zeros_like(high);
+  const at::Tensor of_q = at::stack({high, low, high, low, high, low, none, none}, -1);  // [H, 8]
+  const at::Tensor j = at::arange(k.size(1), k.options().dtype(at::kLong));
+  const at::Tensor ones = j.bitwise_and(0xff), middle = j.bitwise_and(0xff00);
+  const at::Tensor rest = j - ones - middle, zero = at::zeros_like(j);
+  const at::Tensor of_k =
+      at::stack({ones, ones, middle, middle, rest, rest, zero, zero}, -1)  // [S, 8]
+          .to(k.scalar_type());
+  const auto with = [](const at::Tensor& x, const at::Tensor& columns) {
+    return at::cat({x, columns.expand({x.size(0), x.size(1), x.size(2), kAlibiColumns})}, -1);
+  };
+  return {with(q, of_q), with(k, of_k.unsqueeze(1)), at::constant_pad_nd(v, {0, kAlibiColumns})};
+}
+
+at::Tensor window_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                            int64_t window, double scale, const OptionalTensor& alibi_slopes) {
+  check(q, k, v, window, scale, alibi_slopes);
+  if (q.is_meta()) return at::empty(q.sizes(), q.options());
+  if (window < 0) window = k.size(1);
+  const auto dtype = sequence_dtype({q, k, v});
+  const at::Tensor qs = sequence(q, dtype), ks = sequence(k, dtype), vs = sequence(v, dtype);
+  const OptionalTensor slopes = optional(parameter(alibi_slopes, real_dtype(dtype)));
+  at::Tensor out;
+  if (q.is_cpu() || own_kernel_serves({qs, ks, vs, or_undefined(slopes), window, scale}))
+    out = WindowAttention::apply(qs, ks, vs, slopes, window, scale);
+  else if (q.is_cuda() && fused_serves(q, dtype, slopes))
+    out =
+        slopes ? fused_alibi(qs, ks, vs, window, scale, *slopes) : fused(qs, ks, vs, window, scale);
+  else out = window_attention_blocked(qs, ks, vs, window, scale, slopes);
+  return out.to(q.scalar_type());
+}
+
+void choose_full_attention(const std::string& kernel) {
+  at::Context& context = at::globalContext();
+  const bool deterministic = kernel == "deterministic", any = deterministic || kernel == "torch";
+  TORCH_CHECK_VALUE(any || kernel == "cudnn" || kernel == "flash-2", "full attention by '", kernel,
+                    "' is unknown; there are deterministic, torch, cudnn, flash-2");
+  own_kernel_chosen = deterministic;
+  context.setDeterministicAlgorithms(deterministic, /*warn_only=*/false);
+  context.setSDPUseCuDNN(any || kernel == "cudnn");
+  context.setSDPUseFlash(any || kernel == "flash-2");
+  context.setSDPUseMemEfficient(any);
+  context.setSDPUseMath(any);
+}
+
+const bool registered_path = register_paths(
+    kOp, cpu_kernel_path(),
+    std::string(kCudaKernels ? "cuda kernel sm_90a for bfloat16 and a head_dim of 64, 96 or 128; "
+                             : "") +
+        "torch's FlashAttention-2 for bfloat16 and a head_dim that 8 divides, up to 256; "
+        "else, and if ALiBi's slopes have a gradient, composed from tensor arithmetic",
+    /*cuda_numerics=*/1, /*cpu_numerics=*/2);
+TORCH_LIBRARY_FRAGMENT(assay, m) {
+  register_operator(m,
+                    "window_attention(Tensor q, Tensor k, Tensor v, int window, float scale, "
+                    "Tensor? alibi_slopes=None) -> Tensor out",
+                    "causal softmax attention over the last `window` positions (−1: all), "
+                    "with optional ALiBi",
+                    window_attention);
+}
+
+}  // namespace assay::ops

@@ -1,0 +1,38 @@
+#pragma once
+// Matrix products of layers, differentiable, through the library that is fastest where they run.
+#include <ATen/core/Tensor.h>
+
+#include <string_view>
+#include <utility>
+
+namespace assay::ops {
+
+// x [..., K], weight [N, K], bias [N] or undefined, all of one dtype → x Wᵀ + b, [..., N].
+// ValueError when shapes do not fit. The path depends on device, dtype and the number of rows of x
+// (README.md next to this file). Everything that these paths do not serve is at::linear.
+// weight_at_rest: since a kernel wrote the weight, another one was launched without programmatic
+// dependent launch, as the embedding of a model. CUDA then reads it before earlier kernels end.
+at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                  bool weight_at_rest = false);
+// The same for x in bfloat16 with weight and bias in float32. Their gradients leave the products in
+// float32, where a kernel of the device serves them.
+at::Tensor linear_of_master(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
+// linear() followed by glu (ops/rowwise/glu/glu.h); one kernel where CUDA multiplies few rows.
+at::Tensor linear_glu(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                      std::string_view activation, bool weight_at_rest = false);
+// The residual stream x [..., K] and the output y of a part of a layer, or undefined → x + y, and
+// the product of its root-mean-square norm: add_norm or rms_norm (ops/rowwise/norm/norm.h), then linear, or
+// linear_glu unless the activation is empty. One kernel with the same bits for some sizes on CUDA
+// (README.md). weight_at_rest is said of both weights.
+std::pair<at::Tensor, at::Tensor> norm_linear(const at::Tensor& x, const at::Tensor& y,
+                                              const at::Tensor& norm_weight, double eps,
+                                              const at::Tensor& weight, const at::Tensor& bias,
+                                              std::string_view activation = {},
+                                              bool weight_at_rest = false);
+// a [..., K] bᵀ, b [N, K] → [..., N]; no gradient. ValueError when shapes do not fit.
+at::Tensor product(const at::Tensor& a, const at::Tensor& b);
+// dweight [N, K] ← dyᵀ x, or dweight + dyᵀ x with `add`; dy [M, N], x [M, K], of one dtype, which
+// dweight has too, or float32. The path is that of the gradient of linear().
+void weight_gradient(const at::Tensor& dy, const at::Tensor& x, at::Tensor& dweight, bool add);
+
+}  // namespace assay::ops

@@ -1,8 +1,0 @@
-// Gated root-mean-square norms on CUDA.
-#include "ops/cuda/rowwise.cuh"
-#include "ops/gated_norm/gated_norm.h"
-
-namespace assay::ops::cuda {
-ASSAY_ROWWISE_CUDA(GateThenNorm)
-ASSAY_ROWWISE_CUDA(NormThenGate)
-}  // namespace assay::ops::cuda

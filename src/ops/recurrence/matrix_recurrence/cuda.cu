@@ -1,0 +1,203 @@
+// The kernels over chunks, one after the other.
+#include <algorithm>
+
+#include "ops/recurrence/matrix_recurrence/cuda_chunks.cuh"
+
+namespace assay::ops::cuda {
+namespace chunks {
+namespace {
+
+// 16 rows of what a segment makes of a state before it and, in a block's columns, of zeros.
+struct CarryStage {
+  float turn[16 * kLargestKey], local[16 * 16];
+};
+struct CarrySmem {
+  CarryStage stages[8];
+  float states[2][16][kLargestKey + 4];  // transposed
+};
+// The state before each segment: S ← turn S + local. A block has 16 columns of one head's state;
+// a thread, one number of 16 rows at a time, whose inputs were asked for seven such rows earlier.
+__global__ void __launch_bounds__(256)
+    carry_kernel(Pass alone, const float* first, float* starts, int K, int V) {
+  extern __shared__ __align__(16) char memory[];
+  CarrySmem& m = *reinterpret_cast<CarrySmem*>(memory);
+  const int64_t head = blockIdx.x / (V / 16);
+  const int own = blockIdx.x % (V / 16) * 16, column = threadIdx.x % 16, y = threadIdx.x / 16;
+  for (int n = y; n < K; n += 16)
+    m.states[0][column][n] = first ? first[(head * K + n) * V + own + column] : 0;
+  const int parts = K / 16, segments = alone.segments.count;
+  const int64_t above = head * segments * K;  // rows of the heads before
+  with_stages(
+      m.stages, 0, segments * parts,
+      [&](CarryStage& to, int i) {
+        copy_floats(to.turn, alone.turn + (above + i * 16) * K, 16 * K);
+        const int row = threadIdx.x / 4, x = threadIdx.x % 4 * 4;
+        if (row < 16)
+          cp_async_16(to.local + row * 16 + x, alone.last + (above + i * 16 + row) * V + own + x);
+      },
+      [&](const CarryStage& from, int i) {
+        const int n = i % parts * 16 + y, odd = i / parts % 2;
+        const float* state = m.states[odd][column];
+        float4 sum{from.local[threadIdx.x], 0, 0, 0};
+#pragma unroll 8
+        for (int k = 0; k < K; k += 4) {
+          const float4 a = *reinterpret_cast<const float4*>(from.turn + y * K + k),
+                       x = *reinterpret_cast<const float4*>(state + k);
+          sum = {sum.x + a.x * x.x, sum.y + a.y * x.y, sum.z + a.z * x.z, sum.w + a.w * x.w};
+        }
+        starts[(above + i * 16 + y) * V + own + column] = state[n];
+        m.states[1 - odd][column][n] = (sum.x + sum.y) + (sum.z + sum.w);
+      });
+}
+// The same of diagonal decays, `decays` per segment, with one thread per number of the state.
+__global__ void __launch_bounds__(256)
+    carry_diagonal_kernel(Pass alone, const float* first, float* starts, int size, int decays) {
+  const int at = blockIdx.x * 256 + threadIdx.x, row = at / (size / decays);
+  const int64_t head = blockIdx.y, segments = alone.segments.count;
+  if (at >= size) return;
+  float state = first ? first[head * size + at] : 0;
+#pragma unroll 4
+  for (int64_t s = head * segments; s < (head + 1) * segments; ++s) {
+    const float own = alone.last[s * size + at];
+    starts[s * size + at] = state;
+    state = alone.total[s * decays + row] * state + own;
+  }
+}
+
+struct Scratch {
+  Segments segments;
+  Prepared tiles;  // of scalar decays; others keep theirs in ChunkedForward::chunks
+  // Of several segments: what each makes of zeros and of the state before it, and that state.
+  float *local, *turn, *total, *starts;
+  bf16 *dstates, *dW;  // of a backward: the states' gradients; [chunks, 16, V]
+  Scratch(const ChunkedForward& p, bool backwards, WorkspaceArena& arena)
+      : segments(p),
+        tiles(is_scalar(p) ? Prepared(p, backwards, arena)
+                           : workspace_at<Prepared>(p.chunks, p, p.keeps)) {
+    const int64_t cut = segments.count > 1 ? p.batch * p.heads * segments.count * p.key_dim : 0,
+                  values = backwards ? chunk_count(p) * p.heads * p.value_dim : 0;
+    const bool low = p.rule != Rule::gla;
+    local = arena.take<float>(cut * p.value_dim);
+    turn = arena.take<float>(low ? cut * p.key_dim : 0);
+    total = arena.take<float>(low ? 0 : cut);
+    starts = arena.take<float>(cut * p.value_dim);
+    dstates = arena.take<bf16>(values * p.key_dim);
+    dW = arena.take<bf16>(low ? values * kChunkSteps : 0);
+  }
+};
+
+// A pass from the state `first`, or from zeros. Where there are several segments, a pass over each
+// alone finds the states before them.
+void run(const ChunkedForward& p, const Scratch& s, Pass task, const float* first, Stream stream) {
+  const int64_t K = p.key_dim, V = p.value_dim, heads = p.batch * p.heads;
+  const auto launch = is_scalar(p) ? scalar_pass : pass;
+  task.starts = first;
+  if (s.segments.count > 1) {
+    Pass alone = task;
+    alone.alone = true;
+    alone.starts = nullptr;
+    alone.out = alone.states = nullptr;
+    alone.last = s.local;
+    alone.turn = s.turn;
+    alone.total = s.total;
+    launch(p, alone, stream);
+    if (p.rule == Rule::gla)
+      launch_kernel(carry_diagonal_kernel, dim3(unsigned(ceil_div(K * V, 256)), unsigned(heads)),
+                    256, 0, stream, alone, first, s.starts, int(K * V), int(is_scalar(p) ? 1 : K));
+    else
+      launch_kernel(carry_kernel, unsigned(heads * (V / 16)), 256, sizeof(CarrySmem), stream, alone,
+                    first, s.starts, int(K), int(V));
+    task.starts = s.starts;
+  }
+  launch(p, task, stream);
+}
+
+}  // namespace
+
+Segments::Segments(const ChunkedForward& p) {
+  constexpr int64_t kLeastSteps = 256;  // of a segment
+  const int64_t steps = is_scalar(p) ? kScalarChunkSteps : kChunkSteps;
+  const int64_t all = ceil_div(p.time, steps);
+  columns = kMaxColumns;
+  while (p.value_dim % columns || (!is_scalar(p) && p.key_dim % columns)) columns -= 16;
+  parts = p.value_dim / columns;
+  const int64_t blocks = p.batch * p.heads * parts;
+  // As many blocks as the SMs hold at once: one more would take as long as all of them.
+  const int64_t resident = sm_count() * (is_scalar(p) ? units_of_sm(p) : p.key_dim > 96 ? 2 : 4);
+  const int64_t wanted = std::min(resident / blocks, all * steps / kLeastSteps);
+  count = blocks >= sm_count() ? 1 : std::max<int64_t>(1, wanted);
+  chunks = ceil_div(all, count);
+  count = ceil_div(all, chunks);
+}
+
+}  // namespace chunks
+
+int64_t key_size(Rule rule, bool bonus, int64_t key_dim) {
+  for (const int64_t size : {int64_t{64}, int64_t{96}, int64_t{128}, kLargestKey})
+    if (key_dim <= size) return size == 64 || !(bonus || rule == Rule::dplr) ? size : 0;
+  return 0;
+}
+int64_t value_size(int64_t value_dim, bool decode, bool scalar) {
+  const bool any = decode || (!scalar && (value_dim <= 64 || value_dim % 48 == 0));
+  const int64_t step = any ? 16 : chunks::kMaxColumns;
+  return ceil_div(value_dim, step) * step;
+}
+bool is_scalar(const ChunkedForward& p) { return p.rule == Rule::gla && p.decay_dim <= 1 && !p.u; }
+int64_t chunk_count(const ChunkedForward& p) {
+  return p.batch * ceil_div(p.time, is_scalar(p) ? kScalarChunkSteps : kChunkSteps);
+}
+int64_t key_gradients(const ChunkedForward& p) {
+  return is_scalar(p) ? p.heads / chunks::sharers(p) : p.heads;
+}
+
+// Of scalar decays, the states before the segments, which are computed again otherwise.
+size_t chunk_bytes(const ChunkedForward& p) {
+  if (!is_scalar(p)) return workspace_size<chunks::Prepared>(p, p.keeps);
+  const int64_t segments = chunks::Segments(p).count;
+  return segments == 1 ? 0 : sizeof(float) * p.batch * p.heads * segments * p.key_dim * p.value_dim;
+}
+size_t workspace_bytes(const ChunkedForward& p) {
+  return workspace_size<chunks::Scratch>(p, false);
+}
+size_t workspace_bytes(const ChunkedBackward& bwd) {
+  return workspace_size<chunks::Scratch>(bwd.forward, true);
+}
+
+void matrix_recurrence(const ChunkedForward& p, void* workspace, Stream stream) {
+  using namespace chunks;
+  auto s = workspace_at<Scratch>(workspace, p, false);
+  if (is_scalar(p)) s.starts = static_cast<float*>(p.chunks);
+  const auto launch = p.rule == Rule::delta ? delta_prepare : prepare;
+  (is_scalar(p) ? scalar_prepare : launch)(p, s.tiles, stream);
+  Pass task{.reader = p.q, .writer = p.k, .values = p.v, .tiles = s.tiles, .segments = s.segments};
+  task.out = static_cast<bf16*>(p.out);
+  task.states = s.tiles.before;
+  task.W = s.tiles.W;
+  task.last = p.final_state;
+  run(p, s, task, p.initial_state, stream);
+}
+
+void matrix_recurrence(const ChunkedBackward& bwd, void* workspace, Stream stream) {
+  using namespace chunks;
+  const ChunkedForward& p = bwd.forward;
+  const auto s = workspace_at<Scratch>(workspace, p, true);
+  Pass task{.reader = p.q, .writer = p.k, .values = p.v, .tiles = s.tiles, .segments = s.segments};
+  if (is_scalar(p)) {  // the states before the chunks again
+    scalar_prepare(p, s.tiles, stream);
+    task.starts = s.segments.count > 1 ? static_cast<const float*>(p.chunks) : p.initial_state;
+    task.states = s.tiles.before;
+    scalar_pass(p, task, stream);
+  }
+  task.backwards = true;
+  std::swap(task.reader, task.writer);
+  task.values = bwd.dout;
+  task.out = static_cast<bf16*>(bwd.dv);
+  task.states = s.dstates;
+  task.W = s.dW;
+  task.last = bwd.dinitial_state;
+  run(p, s, task, bwd.dfinal_state, stream);
+  const auto launch = p.rule == Rule::delta ? delta_gradients : gradients;
+  (is_scalar(p) ? scalar_gradients : launch)(bwd, task, stream);
+}
+
+}  // namespace assay::ops::cuda

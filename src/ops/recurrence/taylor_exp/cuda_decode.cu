@@ -1,0 +1,128 @@
+// A few steps, one after another, as decoding takes them. A block has a head's state in shared
+// memory, where the copy engine brings it as it lies: its rows are odd in length, so only the
+// first and last numbers are not in whole groups of 16 bytes. A thread has one of its columns, in
+// every n-th row.
+#include "ops/cuda/launch.cuh"
+#include "ops/cuda/ptx.cuh"
+#include "ops/recurrence/taylor_exp/kernel.h"
+
+namespace assay::ops::cuda {
+namespace {
+
+constexpr int kThreads = 320;  // wanted in a block
+constexpr int kMaxColumns = kMaxTaylorValue + 1;
+
+__device__ inline float load_of_head(const HeadView& x, DType dtype, const TaylorSteps& p,
+                                     int64_t t, int64_t width, int64_t i) {
+  const unsigned heads = p.heads, b = blockIdx.x / heads, h = blockIdx.x % heads;
+  return load_scalar(x.rows.data, dtype,
+                     b * x.rows.batch_stride + t * x.rows.time_stride +
+                         h / (heads / unsigned(x.heads)) * width + i);
+}
+
+// Feature f of the query, with its weight, and of the key, from their numbers.
+__device__ inline void features(const float* q, const float* k, int K, float scale, int f,
+                                float& query, float& key) {
+  if (f <= K) {
+    query = f == 0 ? 1.f : scale * q[f - 1];
+    key = f == 0 ? 1.f : k[f - 1];
+    return;
+  }
+  int i = 0, j = f - 1 - K;
+  for (; j >= K - i; ++i) j -= K - i;
+  j += i;
+  query = (i == j ? 0.5f : 1.f) * scale * scale * q[i] * q[j];
+  key = k[i] * k[j];
+}
+
+// The numbers of a head's state, of which those from `first` to `last` are whole 16 bytes in the
+// tensor and, as far beside 16 bytes, in shared memory.
+struct Span {
+  int size, first, last;
+  __device__ Span(int64_t begin, int count)
+      : size(count), first(-begin & 3), last(first + ((size - first) & ~3)) {}
+  __device__ uint32_t bytes() const { return uint32_t((last - first) * sizeof(float)); }
+  __device__ void copy_ends(float* to, const float* from) const {
+    const int thread = threadIdx.x, i = thread < first ? thread : last + thread - first;
+    if (i < size) to[i] = from[i];
+  }
+};
+
+__global__ void __launch_bounds__(kMaxColumns, 3) decode_kernel(TaylorSteps p, int groups) {
+  __shared__ float q[kMaxTaylorKey], k[kMaxTaylorKey];
+  __shared__ uint64_t word;
+  extern __shared__ __align__(16) float memory[];
+  const int K = int(p.key_dim), columns = int(p.value_dim) + 1, F = 1 + K + K * (K + 1) / 2;
+  const int column = threadIdx.x % columns, group = threadIdx.x / columns;
+  const int64_t begin = blockIdx.x * int64_t{F} * columns;
+  const Span span(begin, F * columns);
+  float *state = memory + begin % 4, *query = memory + F * columns + 4, *key = query + F,
+        *parts = key + F;
+  const Mbarrier barrier{&word};
+  griddep_launch_dependents();
+  if (threadIdx.x == 0) barrier.init(1);
+  fence_mbarrier_init();
+  __syncthreads();
+  griddep_wait();
+  if (p.initial_state) {
+    const float* from = p.initial_state + begin;
+    if (threadIdx.x == 0) {
+      barrier.arrive_expect_tx(span.bytes());
+      cp_async_bulk(state + span.first, from + span.first, span.bytes(), barrier);
+    }
+    span.copy_ends(state, from);
+  } else {
+    for (int i = threadIdx.x; i < F * columns; i += blockDim.x) state[i] = 0;
+  }
+  for (int64_t t = 0; t < p.time; ++t) {
+    if (threadIdx.x < K) {
+      q[threadIdx.x] = load_of_head(p.q, p.q_dtype, p, t, K, threadIdx.x);
+      k[threadIdx.x] = load_of_head(p.k, p.k_dtype, p, t, K, threadIdx.x);
+    }
+    const float value =
+        column < p.value_dim ? load_of_head(p.v, p.v_dtype, p, t, p.value_dim, column) : 1.f;
+    __syncthreads();
+    for (int f = threadIdx.x; f < F; f += blockDim.x)
+      features(q, k, K, p.scale, f, query[f], key[f]);
+    __syncthreads();
+    if (t == 0 && p.initial_state) barrier.wait(0);
+    float sum = 0;
+    if (group < groups) {
+#pragma unroll 8
+      for (int f = group; f < F; f += groups) {
+        const float S = state[f * columns + column] += key[f] * value;
+        sum += query[f] * S;
+      }
+      parts[threadIdx.x] = sum;
+    }
+    __syncthreads();
+    if (threadIdx.x >= p.value_dim) continue;
+    float out = 0, weights = 0;
+    for (int g = 0; g < groups; ++g) {
+      out += parts[g * columns + column];
+      weights += parts[(g + 1) * columns - 1];
+    }
+    if (p.normalize) out /= weights + p.eps;
+    const unsigned heads = p.heads, b = blockIdx.x / heads, h = blockIdx.x % heads;
+    const int64_t at = ((b * p.time + t) * p.heads + h) * p.value_dim + column;
+    if (p.q_dtype == DType::bf16) static_cast<bf16*>(p.out)[at] = from_compute<bf16>(out);
+    else static_cast<float*>(p.out)[at] = out;
+  }
+  fence_proxy_async();
+  __syncthreads();
+  float* to = p.final_state + begin;
+  span.copy_ends(to, state);
+  if (threadIdx.x == 0) cp_async_bulk_store(to + span.first, state + span.first, span.bytes());
+}
+
+}  // namespace
+
+void decode(const TaylorSteps& p, Stream stream) {
+  const int columns = int(p.value_dim) + 1, groups = std::max(1, kThreads / columns);
+  const auto threads = unsigned(ceil_div(groups * columns, 32)) * 32;
+  const size_t shared =
+      size_t(feature_count(p.key_dim) * (columns + 2) + 4 + groups * columns) * sizeof(float);
+  launch_pdl(decode_kernel, unsigned(p.batch * p.heads), threads, shared, stream, p, groups);
+}
+
+}  // namespace assay::ops::cuda
