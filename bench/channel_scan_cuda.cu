@@ -15,11 +15,11 @@ void scan(const Machine& machine, Update update, const char* name, int64_t B, in
     return buffers.random<float>(count, low, high);
   };
   ChannelScanForward p{.dtype = DType::bf16,
-                     .update = update,
-                     .batch = B,
-                     .time = T,
-                     .channels = M,
-                     .state_size = N};
+                       .update = update,
+                       .batch = B,
+                       .time = T,
+                       .channels = M,
+                       .state_size = N};
   p.delta_softplus = true, p.x = buffers.sequence(B, T, M), p.delta = buffers.sequence(B, T, M);
   p.z = buffers.sequence(B, T, M), p.k = buffers.sequence(B, T, N), p.q = buffers.sequence(B, T, N);
   p.y = buffers.sequence(B, T, M), p.D = real(M, 0, 1), p.delta_bias = real(M, -6, -3);
@@ -31,15 +31,16 @@ void scan(const Machine& machine, Update update, const char* name, int64_t B, in
   q.dk = real(B * T * N, 0, 1), q.dq = real(B * T * N, 0, 1), q.dD = real(M, 0, 1),
   q.ddelta_bias = real(M, 0, 1);
   if (update == Update::decay) q.drate = real(B * T * N, 0, 1);
-  void *forward = buffers.raw(cuda::workspace_bytes(p)),
-       *backward = buffers.raw(cuda::workspace_bytes(q));
+  void* forward = buffers.raw(cuda::workspace_bytes(p));
+  void* backward = buffers.raw(cuda::workspace_bytes(q));
 
   std::printf("channel_scan %s bf16, B %ld, T %ld, Dm %ld, N %ld, chunks of %ld\n", name, long(B),
               long(T), long(M), long(N), long(cuda::chunk_size(p)));
   std::printf("  MB: workspace %.0f + %.0f, states %.0f\n", cuda::workspace_bytes(p) * 1e-6,
               cuda::workspace_bytes(q) * 1e-6, cuda::chunk_states(p) * 4e-6);
-  const double elements = double(B) * T * M, forward_floor = 8 * elements / machine.bytes_per_ms,
-               backward_floor = 14 * elements / machine.bytes_per_ms;
+  const double elements = double(B) * T * M;
+  const double forward_floor = 8 * elements / machine.bytes_per_ms;
+  const double backward_floor = 14 * elements / machine.bytes_per_ms;
   const double forward_ms = median_ms([&] { cuda::channel_scan(p, forward, nullptr); });
   const double both_ms = median_ms([&] {
     cuda::channel_scan(p, forward, nullptr);

@@ -59,7 +59,8 @@ struct Buffers {
 };
 
 inline double median_ms(const std::function<void()>& call) {
-  cudaEvent_t begin, end;
+  cudaEvent_t begin;
+  cudaEvent_t end;
   must(cudaEventCreate(&begin));
   must(cudaEventCreate(&end));
   std::vector<float> times(30);
@@ -79,7 +80,10 @@ inline double median_ms(const std::function<void()>& call) {
 
 // What the GPU can do. The program ends with a message if there is none.
 struct Machine {
-  double bytes_per_ms, exponentials_per_ms, bf16_flops_per_ms;  // the last two by the clock
+  // the last two by the clock
+  double bytes_per_ms;
+  double exponentials_per_ms;
+  double bf16_flops_per_ms;
   // The longest of the times that memory, tensor cores and special-function units need.
   double floor_ms(double bytes, double flops = 0, double exponentials = 0) const {
     return std::max(
@@ -99,8 +103,8 @@ struct Machine {
     bf16_flops_per_ms = 4096.0 * p.multiProcessorCount * clock_khz;
     Buffers buffers;
     const int64_t size = int64_t{2} << 30;
-    float *from = buffers.random<float>(size / 4, 0, 1),
-          *to = static_cast<float*>(buffers.raw(size));
+    float* from = buffers.random<float>(size / 4, 0, 1);
+    float* to = static_cast<float*>(buffers.raw(size));
     bytes_per_ms = 2.0 * size / median_ms([&] {
                      must(cudaMemcpyAsync(to, from, size, cudaMemcpyDeviceToDevice));
                    });

@@ -20,13 +20,35 @@ using Floats = std::vector<float>;
 namespace {
 
 struct Problem {
-  int64_t batch, time, channels, N;
-  Floats u, delta, z, B, C, A, D, bias, dy;
-  Floats y, state, chunk_states, du, ddelta, dz, dB, dC, dA, dD, dbias;
+  int64_t batch;
+  int64_t time;
+  int64_t channels;
+  int64_t N;
+  Floats u;
+  Floats delta;
+  Floats z;
+  Floats B;
+  Floats C;
+  Floats A;
+  Floats D;
+  Floats bias;
+  Floats dy;
+  Floats y;
+  Floats state;
+  Floats chunk_states;
+  Floats du;
+  Floats ddelta;
+  Floats dz;
+  Floats dB;
+  Floats dC;
+  Floats dA;
+  Floats dD;
+  Floats dbias;
 
   Problem(int64_t batch, int64_t time, int64_t channels, int64_t N)
       : batch(batch), time(time), channels(channels), N(N) {
-    const int64_t rows = batch * time * channels, BC = batch * time * N;
+    const int64_t rows = batch * time * channels;
+    const int64_t BC = batch * time * N;
     auto normal = [](Floats& x, int64_t size, float mean) {
       Random random(1, "bench", size);
       x.resize(size);
@@ -86,7 +108,8 @@ void plain_forward(Problem& p, int64_t b, int64_t d, Floats& states, Floats& dec
   for (int64_t t = 0; t < p.time; ++t) {
     const int64_t i = (b * p.time + t) * p.channels + d;
     const float delta = std::log1p(std::exp(p.delta[i] + p.bias[d]));
-    const float *B = &p.B[(b * p.time + t) * p.N], *C = &p.C[(b * p.time + t) * p.N];
+    const float* B = &p.B[(b * p.time + t) * p.N];
+    const float* C = &p.C[(b * p.time + t) * p.N];
     float sum = p.D[d] * p.u[i];
     for (int64_t n = 0; n < p.N; ++n) {
       const float decay = decays[t * p.N + n] = std::exp(delta * p.A[d * p.N + n]);
@@ -102,11 +125,14 @@ void plain_backward(Problem& p, int64_t b, int64_t d, const Floats& states, cons
                     const Floats& plain) {
   Floats carry(p.N, 0.f);
   for (int64_t t = p.time - 1; t >= 0; --t) {
-    const int64_t i = (b * p.time + t) * p.channels + d, bc = (b * p.time + t) * p.N;
-    const float raw = p.delta[i] + p.bias[d], delta = std::log1p(std::exp(raw)),
-                gate = 1 / (1 + std::exp(-p.z[i]));
+    const int64_t i = (b * p.time + t) * p.channels + d;
+    const int64_t bc = (b * p.time + t) * p.N;
+    const float raw = p.delta[i] + p.bias[d];
+    const float delta = std::log1p(std::exp(raw));
+    const float gate = 1 / (1 + std::exp(-p.z[i]));
     const float g = p.dy[i] * p.z[i] * gate;
-    float dinput = 0, ddelta = 0;
+    float dinput = 0;
+    float ddelta = 0;
     p.dz[i] = p.dy[i] * plain[t] * gate * (1 + p.z[i] * (1 - gate));
     p.dD[d] += g * p.u[i];
     for (int64_t n = 0; n < p.N; ++n) {
@@ -153,7 +179,9 @@ int main(int argc, char** argv) {
   void* workspace =
       reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(memory.data()) + 63) / 64 * 64);
 
-  Floats states((p.time + 1) * p.N), decays(p.time * p.N), plain(p.time);
+  Floats states((p.time + 1) * p.N);
+  Floats decays(p.time * p.N);
+  Floats plain(p.time);
   auto each_channel = [&](bool with_backward) {
     for (int64_t b = 0; b < p.batch; ++b)
       for (int64_t d = 0; d < p.channels; ++d) {

@@ -16,13 +16,13 @@ void scan(const Machine& machine, int64_t B, int64_t T, int64_t M, int64_t N) {
     return buffers.random<float>(count, low, high);
   };
   ChannelScanForward p{.dtype = DType::bf16,
-                     .update = Update::decay,
-                     .batch = B,
-                     .time = T,
-                     .channels = M,
-                     .state_size = N,
-                     .delta_softplus = true,
-                     .rate_of_channels = true};
+                       .update = Update::decay,
+                       .batch = B,
+                       .time = T,
+                       .channels = M,
+                       .state_size = N,
+                       .delta_softplus = true,
+                       .rate_of_channels = true};
   p.x = buffers.sequence(B, T, M), p.delta = buffers.sequence(B, T, M),
   p.z = buffers.sequence(B, T, M);
   p.k = buffers.sequence(B, T, N), p.q = buffers.sequence(B, T, N), p.y = buffers.sequence(B, T, M);
@@ -34,14 +34,15 @@ void scan(const Machine& machine, int64_t B, int64_t T, int64_t M, int64_t N) {
   q.dk = real(B * T * N, 0, 1), q.dq = real(B * T * N, 0, 1), q.drate = real(M * N, 0, 1),
   q.dD = real(M, 0, 1);
   q.ddelta_bias = real(M, 0, 1);
-  void *forward = buffers.raw(cuda::workspace_bytes(p)),
-       *backward = buffers.raw(cuda::workspace_bytes(q));
+  void* forward = buffers.raw(cuda::workspace_bytes(p));
+  void* backward = buffers.raw(cuda::workspace_bytes(q));
 
   std::printf("selective_scan bf16, B %ld, T %ld, Dm %ld, N %ld, chunks of %ld\n", long(B), long(T),
               long(M), long(N), long(cuda::chunk_size(p)));
   std::printf("  MB: workspace %.0f + %.0f, states %.0f\n", cuda::workspace_bytes(p) * 1e-6,
               cuda::workspace_bytes(q) * 1e-6, cuda::chunk_states(p) * 4e-6);
-  const double elements = double(B) * T * M, inputs = double(B) * T * N;
+  const double elements = double(B) * T * M;
+  const double inputs = double(B) * T * N;
   const double forward_floor = machine.floor_ms(8 * elements + 4 * inputs, 0, elements * N);
   const double backward_floor = machine.floor_ms(14 * elements + 12 * inputs, 0, elements * N);
   const double forward_ms = median_ms([&] { cuda::channel_scan(p, forward, nullptr); });

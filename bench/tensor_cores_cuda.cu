@@ -35,10 +35,12 @@ __device__ void repeat(float (&x)[16], float a, float b) {
 template <Instruction kWhich>
 __global__ void __launch_bounds__(512, 1) both(float* numbers, int products, int repeats) {
   extern __shared__ __align__(1024) unsigned char memory[];
-  const WgmmaTile<64, 64> a{reinterpret_cast<bf16*>(memory)}, b{a.data + 64 * 64};
+  const WgmmaTile<64, 64> a{reinterpret_cast<bf16*>(memory)};
+  const WgmmaTile<64, 64> b{a.data + 64 * 64};
   float result = 0;
   if (threadIdx.x < 256) {
-    const WgmmaDescriptor rows = warp_uniform(a.rows()), columns = warp_uniform(b.rows());
+    const WgmmaDescriptor rows = warp_uniform(a.rows());
+    const WgmmaDescriptor columns = warp_uniform(b.rows());
     float c[8][4] = {};
     for (int i = 0; i < products; ++i) {
       wgmma_fence();
@@ -72,7 +74,8 @@ void compare(float* numbers) {
   };
   const double alone = ms(0, repeats);
   const int products = int(1000 * alone / ms(1000, 0));  // take about as long
-  const double multiplied = ms(products, 0), together = ms(products, repeats);
+  const double multiplied = ms(products, 0);
+  const double together = ms(products, repeats);
   std::printf("  %-12s %8.3f ms alone, wgmma %8.3f, both %8.3f, share %5.2f\n", kNames[int(kWhich)],
               alone, multiplied, together, (together - multiplied) / alone);
 }

@@ -58,15 +58,15 @@ void attention(const Machine& machine, Selection selection, int64_t B, int64_t T
   Top1ChunkBackward q{.forward = p, .dout = buffers.sequence(B, T, H * D)};
   q.dq = buffers.sequence(B, T, H * D), q.dk = buffers.sequence(B, T, H * D),
   q.dv = buffers.sequence(B, T, H * D);
-  void *forward = buffers.raw(cuda::workspace_bytes(p)),
-       *backward = buffers.raw(cuda::workspace_bytes(q));
+  void* forward = buffers.raw(cuda::workspace_bytes(p));
+  void* backward = buffers.raw(cuda::workspace_bytes(q));
   std::printf("top1_chunk %s bf16, B %ld, T %ld, H %ld, D %ld, C %ld", name_of(selection), long(B),
               long(T), long(H), long(D), long(C));
-  if (p.shortlist)
-    std::printf(", shortlist %ld, rank %ld", long(shortlist), long(rank));
+  if (p.shortlist) std::printf(", shortlist %ld, rank %ld", long(shortlist), long(rank));
   std::printf(": workspace %.0f + %.0f MB\n", cuda::workspace_bytes(p) * 1e-6,
               cuda::workspace_bytes(q) * 1e-6);
-  const double numbers = double(B) * T * H * D, read = 1.5 * B * T * H * C;
+  const double numbers = double(B) * T * H * D;
+  const double read = 1.5 * B * T * H * C;
   const double pairs = 0.5 * B * H * T * (T / C - 1);  // of a query and a candidate
   const double scored =
       selection == Selection::exact ? pairs * C : double(B) * H * T * p.shortlist * C;
@@ -91,8 +91,9 @@ void attention(const Machine& machine, Selection selection, int64_t B, int64_t T
 // What rounding leaves of each chunk's mean, and the rounded mean: rows 0 and 1 of its summary. A
 // block a chunk.
 __global__ void mean_parts(View k, View summaries, int chunk, int heads, int width, int rank) {
-  const int chunks = int(summaries.batch_stride / summaries.time_stride), b = blockIdx.x / chunks,
-            c = blockIdx.x % chunks;
+  const int chunks = int(summaries.batch_stride / summaries.time_stride);
+  const int b = blockIdx.x / chunks;
+  const int c = blockIdx.x % chunks;
   for (int i = threadIdx.x; i < heads * width; i += blockDim.x) {
     const bf16* from = static_cast<const bf16*>(k.data) + b * k.batch_stride +
                        int64_t{c} * chunk * k.time_stride + i;
@@ -135,7 +136,8 @@ void step(const Machine& machine, Selection selection, int64_t B, int64_t T, int
     p.selected = static_cast<int64_t*>(buffers.raw(B * H * 8));
   }
   const Top1ChunkForward& p = layers[0];
-  const double keys = double((T - 1) % C + 1 + C), summaries = double(T / C) * (1 + p.rank) * 2;
+  const double keys = double((T - 1) % C + 1 + C);
+  const double summaries = double(T / C) * (1 + p.rank) * 2;
   const double chosen = selection == Selection::exact ? T * 2.0 : summaries + p.shortlist * C * 2.0;
   int turn = 0;
   const double ms = median_ms([&] { cuda::top1_chunk_step(layers[turn++ % 2], nullptr); });

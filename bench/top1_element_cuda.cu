@@ -29,16 +29,18 @@ void attention(const Machine& machine, int64_t B, int64_t T, int64_t H, int64_t 
   p.logsumexp = buffers.raw(B * H * T * 4), p.soft = buffers.raw(B * H * T * D * 4);
   p.index = static_cast<int64_t*>(buffers.raw(B * H * T * 8));
   const Top1ElementBackward q{p, queries(), queries(), keys(), keys()};
-  void *forward = buffers.raw(cuda::workspace_bytes(p)),
-       *backward = buffers.raw(cuda::workspace_bytes(q));
+  void* forward = buffers.raw(cuda::workspace_bytes(p));
+  void* backward = buffers.raw(cuda::workspace_bytes(q));
   std::printf("top1_element bf16, B %ld, T %ld, H %ld / %ld, D %ld: workspace %.0f + %.0f MB\n",
               long(B), long(T), long(H), long(Hk), long(D), cuda::workspace_bytes(p) * 1e-6,
               cuda::workspace_bytes(q) * 1e-6);
-  const double scores = 0.5 * B * H * T * double(T), numbers = double(B) * T * (H + Hk) * D;
+  const double scores = 0.5 * B * H * T * double(T);
+  const double numbers = double(B) * T * (H + Hk) * D;
   const auto floor = [&](double bytes, int products, int exponentials) {
     return machine.floor_ms(bytes, products * 2 * scores * D, exponentials * scores);
   };
-  const double forward_floor = floor(6 * numbers, 2, 1), backward_floor = floor(10 * numbers, 4, 1);
+  const double forward_floor = floor(6 * numbers, 2, 1);
+  const double backward_floor = floor(10 * numbers, 4, 1);
   Top1ElementForward choice = p;
   choice.logsumexp = choice.soft = nullptr;
   row("forward without gradient", median_ms([&] { cuda::top1_element(choice, forward, nullptr); }),

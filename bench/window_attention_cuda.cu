@@ -21,11 +21,12 @@ void attention(const Machine& machine, int64_t B, int64_t T, int64_t H, int64_t 
   p.q = queries(), p.k = keys(), p.v = keys(), p.out = queries();
   p.logsumexp = buffers.raw(B * H * T * 4);
   const WindowAttentionBackward g{p, queries(), queries(), keys(), keys(), nullptr};
-  void *forward = buffers.raw(cuda::workspace_bytes(p)),
-       *backward = buffers.raw(cuda::workspace_bytes(g));
+  void* forward = buffers.raw(cuda::workspace_bytes(p));
+  void* backward = buffers.raw(cuda::workspace_bytes(g));
   std::printf("window_attention bf16, B %ld, T %ld, H %ld / %ld, D %ld, window %ld\n", long(B),
               long(T), long(H), long(Hkv), long(D), long(p.window));
-  const double W = double(p.window), scores = double(B) * H * (W * T - W * (W - 1) / 2);
+  const double W = double(p.window);
+  const double scores = double(B) * H * (W * T - W * (W - 1) / 2);
   const double numbers = double(B) * T * (H + Hkv) * D;
   const auto floor = [&](double bytes, int products) {
     return machine.floor_ms(bytes, products * 2 * scores * D, scores);

@@ -39,6 +39,25 @@ class Counts(unittest.TestCase):
         ):
             self.assertEqual(commas("void f() { " + code + " }"), 0, code)
 
+    def test_declaration_of_several_variables_is_found(self):
+        packed = lambda code: len(count.packed_declarations(count.tokens_of(code)))
+        for code in (
+            "int a = 1, b = 2;",
+            "const std::map<int, int> a = b(), c = d();",
+            "R *x, *y;",
+            "if (c) { static constexpr int a[2] = {1, 2}, b = 3; }",
+        ):
+            self.assertEqual(packed("void f() { " + code + " }"), 1, code)
+        for code in (
+            "int a = f(1, 2);",
+            "std::map<int, int> a;",
+            "auto [a, b] = f();",
+            "for (int i = 0, n = 3; i < n; ++i) f(i);",
+            "using A = std::pair<int, int>;",
+            "f(a, b);",
+        ):
+            self.assertEqual(packed("void f() { " + code + " }"), 0, code)
+
     def test_split_literal_is_found(self):
         split = lambda code: count.split_literals(count.tokens_of(code))
         self.assertEqual(split('f("the "\n  "loss");'), 1)

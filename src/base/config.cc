@@ -255,7 +255,8 @@ void ConfigNode::set(std::string_view assignment) {
   const size_t equals = assignment.find('=');
   if (equals == std::string_view::npos || equals == 0)
     fail("--set {}: expected KEY=VALUE, for example train.steps=100", assignment);
-  const std::string key(assignment.substr(0, equals)), value(assignment.substr(equals + 1));
+  const std::string key(assignment.substr(0, equals));
+  const std::string value(assignment.substr(equals + 1));
   const std::string source = fmt::format("--set {:.60}", assignment);
   toml::table parsed;
   try {
@@ -299,7 +300,8 @@ std::string ConfigNode::value(const std::string& key) const {
 }
 
 std::string ConfigNode::where(const std::string& key) const {
-  const std::string path = path_of(name_, key), assigned = path + "=";
+  const std::string path = path_of(name_, key);
+  const std::string assigned = path + "=";
   for (const std::string& assignment : document_->assignments | std::views::reverse)
     if (assignment.starts_with(assigned)) return "--set " + assignment;
   if (const auto place = document_->places.find(path); place != document_->places.end())
@@ -378,7 +380,8 @@ void ConfigNode::rename(const std::string& key, const std::string& to) {
 }
 
 std::string ConfigNode::toml(const std::string& name) const {
-  std::string out = fmt::format("[{}]\n", name), tables;
+  std::string out = fmt::format("[{}]\n", name);
+  std::string tables;
   for (const std::string& key : keys()) {
     if (is_table(key)) tables += child(key).toml(name + "." + toml_key(key));
     else out += fmt::format("{} = {}\n", toml_key(key), value(key));

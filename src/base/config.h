@@ -25,7 +25,9 @@ namespace assay {
 // has "{table}" where it names the table.
 struct ConfigError : BadInput {
   ConfigError(const std::string& where, std::string table, std::string key, std::string problem);
-  std::string table, key, problem;
+  std::string table;
+  std::string key;
+  std::string problem;
 };
 // "WHERE: PROBLEM. ENDING", with the name of the table filled in.
 std::string describe_problem(const std::string& where, std::string problem,

@@ -13,7 +13,8 @@ std::string path_of(const ConfigNode& table, const std::string& key) {
 }  // namespace
 
 std::vector<std::string> differences(const ConfigNode& before, const ConfigNode& now) {
-  std::vector<std::string> keys = before.keys(), found;
+  std::vector<std::string> keys = before.keys();
+  std::vector<std::string> found;
   for (const std::string& key : now.keys())
     if (!before.has(key)) keys.push_back(key);
   for (const std::string& key : keys) {

@@ -9,7 +9,9 @@ namespace {
 
 // Two neighbours that changed places are one error.
 size_t edit_distance(std::string_view a, std::string_view b) {
-  std::vector<size_t> before, last, row(b.size() + 1);
+  std::vector<size_t> before;
+  std::vector<size_t> last;
+  std::vector<size_t> row(b.size() + 1);
   std::iota(row.begin(), row.end(), size_t{0});
   for (size_t i = 1; i <= a.size(); ++i) {
     before = std::exchange(last, row);

@@ -150,7 +150,7 @@ void on_bus_error(int signal, siginfo_t* info, void*) {
 }  // namespace
 
 void catch_truncated_files() {
-  struct sigaction action {};
+  struct sigaction action{};
   action.sa_sigaction = on_bus_error;
   action.sa_flags = SA_SIGINFO;
   ::sigaction(SIGBUS, &action, nullptr);

@@ -28,7 +28,8 @@ class AtomicFile {
   void commit();
 
  private:
-  fs::path path_, temporary_;
+  fs::path path_;
+  fs::path temporary_;
   std::FILE* file_;
 };
 

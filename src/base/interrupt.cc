@@ -31,7 +31,7 @@ void catch_interrupts() {
   ::sigemptyset(&signals);
   for (const int signal : kSignals) {
     ::sigaddset(&signals, signal);
-    struct sigaction action {};
+    struct sigaction action{};
     action.sa_handler = note;  // no SA_RESTART: read_line() of the commands needs that reads end
     ::sigaction(signal, &action, nullptr);
   }

@@ -16,7 +16,8 @@ using nlohmann::json;
 std::string with_short_quotation(std::string_view what) {
   constexpr std::string_view kRead = "last read: '";
   constexpr size_t kLongest = 80;
-  const size_t begin = what.find(kRead), end = what.rfind('\'');
+  const size_t begin = what.find(kRead);
+  const size_t end = what.rfind('\'');
   if (begin == std::string_view::npos || end < begin + kRead.size() + kLongest)
     return std::string(what);
   size_t kept = end - kLongest;

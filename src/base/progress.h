@@ -20,7 +20,8 @@ class Progress {
 
  private:
   using Clock = std::chrono::steady_clock;
-  bool terminal_, drawn_ = false;
+  bool terminal_;
+  bool drawn_ = false;
   double interval_;
   Clock::time_point last_;
 };

@@ -21,7 +21,8 @@ constexpr uint64_t purpose(std::string_view name) {
 constexpr std::array<uint32_t, 4> philox(uint64_t key, uint64_t high, uint64_t low) {
   std::array<uint32_t, 4> x{uint32_t(low), uint32_t(low >> 32), uint32_t(high),
                             uint32_t(high >> 32)};
-  uint32_t k0 = uint32_t(key), k1 = uint32_t(key >> 32);
+  uint32_t k0 = uint32_t(key);
+  uint32_t k1 = uint32_t(key >> 32);
   for (int round = 0; round < 10; ++round, k0 += 0x9E3779B9u, k1 += 0xBB67AE85u) {
     const uint64_t a = uint64_t{0xD2511F53u} * x[0], b = uint64_t{0xCD9E8D57u} * x[2];
     x = {uint32_t(b >> 32) ^ x[1] ^ k0, uint32_t(b), uint32_t(a >> 32) ^ x[3] ^ k1, uint32_t(a)};
@@ -54,7 +55,9 @@ class Random {
   }
 
  private:
-  uint64_t key_, step_, index_ = 0;
+  uint64_t key_;
+  uint64_t step_;
+  uint64_t index_ = 0;
 };
 
 // A pseudo-random permutation of 0 … size − 1 evaluated one element at a time, in O(1) memory: a
@@ -74,7 +77,8 @@ class Permutation {
  private:
   uint64_t shuffle(uint64_t index) const {
     const uint64_t mask = (uint64_t{1} << half_bits_) - 1;
-    uint64_t left = index >> half_bits_, right = index & mask;
+    uint64_t left = index >> half_bits_;
+    uint64_t right = index & mask;
     for (uint64_t round = 0; round < 4; ++round) {
       const uint64_t mixed = left ^ (philox(key_, step_ * 4 + round, right)[0] & mask);
       left = right;
@@ -82,7 +86,9 @@ class Permutation {
     }
     return (left << half_bits_) | right;
   }
-  uint64_t size_, key_, step_;
+  uint64_t size_;
+  uint64_t key_;
+  uint64_t step_;
   int half_bits_ = 1;
 };
 

@@ -53,13 +53,12 @@ void call_with_names(auto&& field, std::string_view names, Members&... members) 
 }
 
 template <class T>
-concept Record = requires(T& record) {
-  record.fields([](std::string_view, auto&) {});
-};
+concept Record = requires(T& record) { record.fields([](std::string_view, auto&) {}); };
 
 // What is wrong with a value, and where it is in its document ("sets.arxiv.test.loss").
 struct RecordError {
-  std::string place, problem;
+  std::string place;
+  std::string problem;
 
   // The value is inside of `key`.
   void move_into(const std::string& key) { place = key + (place.empty() ? "" : "." + place); }

@@ -13,7 +13,9 @@
 namespace assay {
 
 struct TensorEntry {
-  std::string name, dtype;  // dtype as the format names it: F64 F32 F16 BF16 I64 I32 I16 I8 U8 BOOL
+  // dtype as the format names it: F64 F32 F16 BF16 I64 I32 I16 I8 U8 BOOL
+  std::string name;
+  std::string dtype;
   std::vector<int64_t> shape;
   // Little-endian, row-major; points into the file or the caller's memory
   std::span<const std::byte> bytes;

@@ -10,10 +10,10 @@
 #include <set>
 
 #include "base/interrupt.h"
-#include "ops/core/paths.h"
 #include "ops/attention/top1_chunk/top1_chunk.h"
 #include "ops/attention/top1_element/top1_element.h"
 #include "ops/attention/window_attention/window_attention.h"
+#include "ops/core/paths.h"
 
 namespace assay::bench {
 namespace {
@@ -26,7 +26,8 @@ struct Form {
   std::function<at::Tensor(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v)> run;
   const char* full_attention = "deterministic";
   int calls = 1;  // timed in a row
-  std::vector<double> forward = {}, backward = {};
+  std::vector<double> forward = {};
+  std::vector<double> backward = {};
   std::string failure = {};
 };
 
@@ -136,7 +137,8 @@ Json rows_of(int64_t time, const AttentionBench& o, const at::TensorOptions& opt
 Json bench_attention(const AttentionBench& o, c10::Device device) {
   const auto options =
       at::TensorOptions().device(device).dtype(device.is_cuda() ? at::kBFloat16 : at::kFloat);
-  Json paths = Json::object(), rows = Json::array();
+  Json paths = Json::object();
+  Json rows = Json::array();
   for (const ops::OpPath& path : ops::op_paths())
     if (path.device == (device.is_cuda() ? "cuda" : "cpu") &&
         (path.op == "window_attention" || path.op == "top1_chunk" || path.op == "top1_element"))

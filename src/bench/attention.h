@@ -9,7 +9,11 @@ namespace assay::bench {
 
 struct AttentionBench {
   std::vector<int64_t> lengths = {1024, 4096, 16384};  // T
-  int64_t batch = 1, heads = 12, head_dim = 64, window = 256, chunk_size = 128;
+  int64_t batch = 1;
+  int64_t heads = 12;
+  int64_t head_dim = 64;
+  int64_t window = 256;
+  int64_t chunk_size = 128;
   double seconds = 1;  // spent on each length, at least
   // Seconds; a form that takes longer is timed once, and left out at the lengths that follow
   double limit = 10;

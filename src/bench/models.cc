@@ -12,10 +12,10 @@
 #include "bench/timing.h"
 #include "nn/generate.h"
 #include "nn/language_model.h"
+#include "ops/attention/window_attention/window_attention.h"
 #include "ops/core/asynchronous.h"
 #include "ops/core/called.h"
 #include "ops/core/paths.h"
-#include "ops/attention/window_attention/window_attention.h"
 #include "train/device.h"
 #include "train/optimizer.h"
 
@@ -126,7 +126,8 @@ double bytes_moved(nn::ModelState& state, auto&& step) {
 
 // Of a token of generate(), sampling included, without the first tokens: they capture the step.
 double seconds_per_token(nn::LanguageModel& model, const at::Tensor& prompts) {
-  constexpr int64_t kTokens = 48, kUntimed = 16;
+  constexpr int64_t kTokens = 48;
+  constexpr int64_t kUntimed = 16;
   Clock::time_point start;
   const auto progress = [&](int64_t made) {
     if (made == kUntimed) start = Clock::now();
@@ -176,7 +177,8 @@ void time_generation(nn::LanguageModel& model, const ModelBench& o, c10::Device 
     shown.show(fmt::format("token {}/{}", made, o.generate));
   };
   nn::generate(model, prompts, o.generate, {}, seeds, /*stop=*/-1, progress);
-  const double total = seconds(), rest = total - prompt_seconds;
+  const double total = seconds();
+  const double rest = total - prompt_seconds;
   row["generation"] = {{"prompt_seconds", prompt_seconds},
                        {"prompt_tokens_per_second", double(o.decode * o.prompt) / prompt_seconds},
                        {"seconds", rest},

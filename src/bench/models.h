@@ -12,13 +12,16 @@ namespace assay::bench {
 
 struct ModelBench {
   // Of a step, and of the FLOPs; of models that name none
-  int64_t batch = 1, time = 2048, vocabulary = 32000;
+  int64_t batch = 1;
+  int64_t time = 2048;
+  int64_t vocabulary = 32000;
   int64_t steps = 3;  // timed, after one that warms up; 0: none
   // Sequences of a decoding step that is timed; 0: none
   int64_t decode = 0;
   // Tokens of prompts that so many sequences read, and tokens that they then generate; prompt 0:
   // none. This takes the place of the decoding step.
-  int64_t prompt = 0, generate = 5000;
+  int64_t prompt = 0;
+  int64_t generate = 5000;
   int64_t largest = 200'000'000;                         // parameters of a model that is timed
   std::vector<int64_t> state_lengths = {2048, 100'000};  // tokens
   std::string precision = "auto";

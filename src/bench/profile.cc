@@ -71,7 +71,8 @@ std::pair<int64_t, double> idle(const std::vector<KinetoEvent>& events) {
     if (event.deviceType() == c10::DeviceType::CUDA)
       spans.emplace_back(event.startNs(), event.endNs());
   std::ranges::sort(spans);
-  int64_t gaps = 0, nanoseconds = 0;
+  int64_t gaps = 0;
+  int64_t nanoseconds = 0;
   for (int64_t end = spans.empty() ? 0 : spans[0].first; const auto& [from, to] : spans) {
     gaps += from > end;
     nanoseconds += std::max<int64_t>(from - end, 0);

@@ -15,7 +15,8 @@ namespace assay::bench {
 constexpr const char* kIdle = "no kernel";
 constexpr const char* kOutside = "outside torch's operators";
 struct TimeSpent {
-  std::string op, kernel;
+  std::string op;
+  std::string kernel;
   int64_t calls = 0;
   double seconds = 0;  // of all calls
 };

@@ -28,8 +28,8 @@ double seconds_a_call(c10::Device device, const std::function<void()>& call) {
 
 double copy_rate(c10::Device device) {
   const int64_t bytes = device.is_cuda() ? int64_t(1) << 30 : int64_t(1) << 27;
-  const at::Tensor from = at::ones({bytes}, at::TensorOptions().device(device).dtype(at::kByte)),
-                   to = at::empty_like(from);
+  const at::Tensor from = at::ones({bytes}, at::TensorOptions().device(device).dtype(at::kByte));
+  const at::Tensor to = at::empty_like(from);
   return 2 * double(bytes) / seconds_a_call(device, [&] { to.copy_(from); });
 }
 

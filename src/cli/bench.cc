@@ -17,7 +17,9 @@ using Json = nlohmann::json;
 
 struct Options {
   bench::AttentionBench bench;
-  std::string device = "auto", compare, svg;
+  std::string device = "auto";
+  std::string compare;
+  std::string svg;
   int threads = 0;
 };
 

@@ -24,7 +24,9 @@ using Json = nlohmann::json;
 struct Options {
   std::vector<std::string> models;
   bench::ModelBench bench;
-  std::string device = "auto", reference, csv;
+  std::string device = "auto";
+  std::string reference;
+  std::string csv;
   int threads = 0;
   int64_t profile = 0;
 };
@@ -163,7 +165,8 @@ std::string profile_of(const Json& row, int64_t lines) {
   for (const Json& part : parts) {
     if (lines-- == 0) break;
     const double seconds = part["seconds"];
-    const std::string op = part["op"], kernel = part["kernel"];
+    const std::string op = part["op"];
+    const std::string kernel = part["kernel"];
     text += fmt::format("  {:9.3f} ms {:5.1f} %  × {:<5} {}{}{:.100}\n", 1e3 * seconds,
                         100 * seconds / total, part["calls"].get<int64_t>(), op,
                         op.empty() || kernel.empty() ? "" : ": ", kernel);

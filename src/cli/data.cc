@@ -16,8 +16,11 @@ namespace {
 using nlohmann::json;
 
 struct Options {
-  std::string store, other_store, tokenizer;
-  std::vector<std::string> files, domains;
+  std::string store;
+  std::string other_store;
+  std::string tokenizer;
+  std::vector<std::string> files;
+  std::vector<std::string> domains;
   data::PrepareOptions prepare;
   data::SyntheticOptions synthetic;
   data::OverlapOptions overlap;
@@ -134,8 +137,8 @@ void info(const Options& options) {
 }
 
 void overlap(const Options& options) {
-  const data::TokenStore train(options.store),
-      test(options.other_store.empty() ? options.store : options.other_store);
+  const data::TokenStore train(options.store);
+  const data::TokenStore test(options.other_store.empty() ? options.store : options.other_store);
   json domains = json::array();
   std::string text = fmt::format("{:<16} {:>12} {:>12} {:>16} {:>16} {:>9}\n", "test domain",
                                  "documents", "duplicates", "n-grams", "in training", "share");

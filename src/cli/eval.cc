@@ -18,11 +18,18 @@ using Json = nlohmann::json;
 
 struct Options {
   ModelOptions model;
-  std::string data, split, set, documents;
-  std::string name, output;    // of `assay losses`
+  std::string data;
+  std::string split;
+  std::string set;
+  std::string documents;
+  // of `assay losses`
+  std::string name;
+  std::string output;
   int64_t trained_tokens = 0;  // the same
   int64_t seed = -1;           // the same
-  int64_t length = 0, tokens = 0, sequences = 4;
+  int64_t length = 0;
+  int64_t tokens = 0;
+  int64_t sequences = 4;
   eval::ProbeOptions probe;
 };
 
@@ -95,11 +102,11 @@ Json run_line(const Options& o, const TrainedModel& model, const data::TokenStor
                {"parameters", model.model->parameter_count()},
                {"tokenizer", store.tokenizer().sha256}};
   if (line["tokens"].get<int64_t>() <= 0)
-    fail("{}: The model does not say how many tokens it was trained on; give --tokens N. "
-         "Nothing was written.",
-         o.model.model);
-  if (train_tokens > 0)
-    line["epochs"] = line["tokens"].get<double>() / double(train_tokens);
+    fail(
+        "{}: The model does not say how many tokens it was trained on; give --tokens N. "
+        "Nothing was written.",
+        o.model.model);
+  if (train_tokens > 0) line["epochs"] = line["tokens"].get<double>() / double(train_tokens);
   return {{"run", line}};
 }
 

@@ -22,9 +22,13 @@ using Json = nlohmann::json;
 struct Options {
   ModelOptions model;
   std::vector<std::string> models;
-  std::string data, set;
+  std::string data;
+  std::string set;
   fs::path figure;
-  int64_t factor = 16, training_length = 0, sequences = 16, at_once = 4;
+  int64_t factor = 16;
+  int64_t training_length = 0;
+  int64_t sequences = 16;
+  int64_t at_once = 4;
 };
 
 int64_t training_length(const Options& o, const std::string& model) {

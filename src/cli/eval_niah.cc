@@ -22,8 +22,10 @@ constexpr size_t kDepths = 10;  // rows of the heat map
 
 struct Options {
   ModelOptions model;
-  std::vector<std::string> models, lengths;
-  fs::path haystack, figures;
+  std::vector<std::string> models;
+  std::vector<std::string> lengths;
+  fs::path haystack;
+  fs::path figures;
   tasks::NiahOptions niah;
   int64_t batch_tokens = 8192;
   bool bos = false;
@@ -92,7 +94,8 @@ size_t row_of(double depth) { return std::min(kDepths - 1, size_t(depth * double
 
 // Found needles by depth; NaN where no sample has this depth.
 std::vector<double> by_depth(const Cell& cell) {
-  std::vector<double> sums(kDepths), counts(kDepths);
+  std::vector<double> sums(kDepths);
+  std::vector<double> counts(kDepths);
   for (size_t i = 0; i < cell.samples.size(); ++i) {
     sums[row_of(cell.samples[i].depth)] += cell.found[i];
     ++counts[row_of(cell.samples[i].depth)];
@@ -168,7 +171,8 @@ void run(Options o) {
       options.model = o.models[i];
       const TrainedModel trained(options);
       std::vector<Cell> cells;
-      Json cells_json = Json::array(), left_out = Json::array();
+      Json cells_json = Json::array();
+      Json left_out = Json::array();
       for (const int64_t length : lengths) {
         if (length > trained.model->max_time()) {
           progress.log(fmt::format(

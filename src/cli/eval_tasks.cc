@@ -21,16 +21,21 @@ using Json = nlohmann::json;
 
 struct Options {
   ModelOptions model;
-  std::vector<std::string> models, tasks;
-  fs::path output, items;
+  std::vector<std::string> models;
+  std::vector<std::string> tasks;
+  fs::path output;
+  fs::path items;
   int64_t few_shot = -1;
-  bool alone = false, keep = false, dry_run = false;
+  bool alone = false;
+  bool keep = false;
+  bool dry_run = false;
   std::string prefix = "bos";
   tasks::EvaluateOptions evaluate{.data = "."};
 };
 
 struct Result {
-  std::string task, model;
+  std::string task;
+  std::string model;
   std::vector<std::string> metrics;
   tasks::Ran ran;
   std::vector<tasks::Item> items;
@@ -108,7 +113,8 @@ double chance_of(const Result& result, const std::string& metric) {
 // The last parts of the path of a model, as many as tell all models apart.
 std::string short_name(const std::string& model, const std::vector<Result>& results) {
   const auto last = [](const std::string& path, int parts) {
-    fs::path rest = fs::path(path + "/").lexically_normal().parent_path(), name;
+    fs::path rest = fs::path(path + "/").lexically_normal().parent_path();
+    fs::path name;
     for (; parts > 0 && rest.has_filename(); --parts, rest = rest.parent_path())
       name = name.empty() ? rest.filename() : rest.filename() / name;
     return name.string();

@@ -12,7 +12,9 @@ namespace assay::cli {
 namespace {
 
 struct Options {
-  std::string model, output, layout;
+  std::string model;
+  std::string output;
+  std::string layout;
 };
 
 // What an exported folder holds of its tokenizer, next to tokenizer.model.

@@ -19,9 +19,12 @@ using nlohmann::json;
 
 struct Options {
   ModelOptions model;
-  std::optional<std::string> prompt, tokens;
-  std::string state, save_state;
-  int64_t max_tokens = 100, samples = 1;
+  std::optional<std::string> prompt;
+  std::optional<std::string> tokens;
+  std::string state;
+  std::string save_state;
+  int64_t max_tokens = 100;
+  int64_t samples = 1;
   uint64_t seed = 0;
   nn::Sampling sampling;
 };
@@ -62,7 +65,8 @@ json describe(const TrainedModel& model, const std::vector<int64_t>& prompt,
   if (!model.tokenizer) return sample;
   std::vector<int32_t> all(prompt.begin(), prompt.end());
   all.insert(all.end(), made.begin(), made.end());
-  const int64_t separator = model.tokenizer->separator(), size = model.tokenizer->vocab_size();
+  const int64_t separator = model.tokenizer->separator();
+  const int64_t size = model.tokenizer->vocab_size();
   std::erase_if(all, [&](int32_t token) { return token == separator || token >= size; });
   sample["text"] = model.tokenizer->decode(all);
   return sample;

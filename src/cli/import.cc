@@ -12,7 +12,9 @@ namespace assay::cli {
 namespace {
 
 struct Options {
-  std::string folder, output, tokenizer;
+  std::string folder;
+  std::string output;
+  std::string tokenizer;
 };
 
 void run(const Options& options) {

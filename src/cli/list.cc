@@ -144,7 +144,8 @@ Json derived_shapes(nn::ModelSpec spec) {
   model.hidden(at::zeros({1, 1}, at::kLong), state);
   Json parts = Json::array();
   for (size_t i = 0; i < model.layers.size(); ++i) {
-    Json weights = Json::object(), states = Json::object();
+    Json weights = Json::object();
+    Json states = Json::object();
     for (const auto& parameter : model.layers[i]->named_parameters())
       weights[parameter.key()] = parameter.value().sizes().vec();
     for (const auto& [key, tensor] : state.layers[i].tensors()) states[key] = tensor.sizes().vec();
@@ -204,7 +205,8 @@ void describe_operator(const std::string& name) {
 void describe_plan(const std::string& name) {
   const fs::path file = study::plan_file(name);
   const study::Plan plan = study::read_plan(file);
-  std::vector<std::string> models, settings;
+  std::vector<std::string> models;
+  std::vector<std::string> settings;
   for (const study::Model& model : plan.models) models.push_back(model.name);
   for (const study::Setting& setting : plan.settings)
     if (!setting.name.empty()) settings.push_back(setting.name);
@@ -236,7 +238,8 @@ std::string without_empty_defaults(const tasks::Task& task) {
   const auto kind = tasks::kinds().at(task.config.kind).make();
   for (const Field& field : kind->fields()) fields.push_back(field);
   std::set<std::string> empty;
-  std::istringstream defaults(to_toml(fields)), lines(task.definition);
+  std::istringstream defaults(to_toml(fields));
+  std::istringstream lines(task.definition);
   for (std::string line; std::getline(defaults, line);)
     if (line.ends_with("= \"\"") || line.ends_with("= []")) empty.insert(line);
   std::string text;

@@ -161,7 +161,8 @@ CLI::App* subcommand(CLI::App& app, const std::string& name, const std::string& 
 
 std::string wrapped(const std::vector<std::string>& words, size_t indent) {
   constexpr size_t kColumns = 100;
-  std::string text, line(indent, ' ');
+  std::string text;
+  std::string line(indent, ' ');
   for (size_t i = 0; i < words.size(); ++i) {
     const std::string word = words[i] + (i + 1 < words.size() ? "," : "");
     if (line.size() > indent && line.size() + 1 + word.size() > kColumns) {

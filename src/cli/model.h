@@ -13,7 +13,10 @@
 namespace assay::cli {
 
 struct ModelOptions {
-  std::string model, tokenizer, device = "auto", precision = "fp32";
+  std::string model;
+  std::string tokenizer;
+  std::string device = "auto";
+  std::string precision = "fp32";
   int threads = 0;
 };
 void add_model_options(CLI::App& command, ModelOptions& options,

@@ -78,7 +78,8 @@ std::string unknown_option(const CLI::App& app, int argc, char** argv) {
       if (option->get_type_size_max() > 0) with_value.push_back("--" + name);
     }
   for (int i = 1; i < argc; ++i) {
-    const std::string word = argv[i], name = word.substr(0, word.find('='));
+    const std::string word = argv[i];
+    const std::string name = word.substr(0, word.find('='));
     if (word == "--") return "";
     if (!word.starts_with("--")) continue;
     if (!std::ranges::count(names, name))

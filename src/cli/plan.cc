@@ -10,7 +10,8 @@ namespace assay::cli {
 namespace {
 
 struct Options {
-  std::string data, output;
+  std::string data;
+  std::string output;
   std::vector<std::string> train;
 };
 

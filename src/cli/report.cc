@@ -12,7 +12,10 @@ namespace {
 using Json = nlohmann::json;
 
 struct Options {
-  fs::path study, output, records, variances;
+  fs::path study;
+  fs::path output;
+  fs::path records;
+  fs::path variances;
   std::vector<fs::path> reuse;
 };
 

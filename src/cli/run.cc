@@ -18,7 +18,9 @@ using Json = nlohmann::json;
 struct Options {
   study::StudyOptions study;
   std::string launcher = "local";
-  std::vector<std::string> sbatch, sbatch_controller;  // texts of one or more words
+  // texts of one or more words
+  std::vector<std::string> sbatch;
+  std::vector<std::string> sbatch_controller;
   bool no_wait = false;
   bool dry_run = false;
 };

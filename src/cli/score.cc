@@ -41,8 +41,10 @@ constexpr int kDeepest = 16;  // copying and printing deeper JSON could overflow
 // would lose digits.
 std::string text_of_id(std::string_view object) {
   int depth = 0;
-  size_t begin = 0, end = 0;  // of the last value
-  bool is_key = true;         // of the next string
+  // of the last value
+  size_t begin = 0;
+  size_t end = 0;
+  bool is_key = true;  // of the next string
   for (size_t i = 0; i < object.size(); ++i) {
     const char c = object[i];
     if (c == '"') {
@@ -231,7 +233,9 @@ class Scoring {
 
  private:
   void score_lines(std::istream& in, const std::string& name, Records& records) {
-    int64_t number = 0, waiting = 0;  // tokens of the lines that are not scored yet
+    // tokens of the lines that are not scored yet
+    int64_t number = 0;
+    int64_t waiting = 0;
     std::vector<Line> lines;
     const auto flush = [&] {
       finish(lines, records);

@@ -16,7 +16,11 @@ struct Options {
   ModelOptions model;
   serve::ServiceOptions service;
   std::string name;
-  int64_t max_context = 0, slots = 0, piece = 0, cache_megabytes = 256, body_megabytes = 16;
+  int64_t max_context = 0;
+  int64_t slots = 0;
+  int64_t piece = 0;
+  int64_t cache_megabytes = 256;
+  int64_t body_megabytes = 16;
 };
 
 constexpr int64_t kDefaultContext = 32768;  // for models that can read texts of any length

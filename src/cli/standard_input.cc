@@ -7,7 +7,8 @@
 namespace assay::cli {
 
 bool read_line(std::istream& in, std::string& line) {
-  sigset_t signals, before;
+  sigset_t signals;
+  sigset_t before;
   ::sigemptyset(&signals);
   ::sigaddset(&signals, SIGINT);
   ::sigaddset(&signals, SIGTERM);

@@ -6,7 +6,8 @@ namespace assay::cli {
 namespace {
 
 run::TaskMetric metric_of(const std::string& name, const std::vector<tasks::Item>& items) {
-  std::vector<double> values, weights;
+  std::vector<double> values;
+  std::vector<double> weights;
   for (const tasks::Item& item : items) {
     values.push_back(item.scores["metrics"].value(name, 0.0));
     weights.push_back(item.scores.contains("weights") ? item.scores["weights"].value(name, 1.0)

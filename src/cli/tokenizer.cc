@@ -15,7 +15,8 @@ namespace {
 struct Options {
   std::vector<std::string> files;
   std::string model;
-  int64_t vocab_size = 0, max_sentences = 1'000'000;
+  int64_t vocab_size = 0;
+  int64_t max_sentences = 1'000'000;
   bool overwrite = false;
 };
 
@@ -44,9 +45,12 @@ void train(const Options& options) {
   const data::Tokenizer tokenizer{fs::path(options.model)};
   std::string text = fmt::format("{}: {} pieces, sha256 {}\n", options.model,
                                  tokenizer.vocab_size(), tokenizer.sha256());
-  std::vector<std::string> learned, learned_lines, without_text;
+  std::vector<std::string> learned;
+  std::vector<std::string> learned_lines;
+  std::vector<std::string> without_text;
   for (size_t i = 0; i < files.used.size(); ++i) {
-    const std::string file = files.used[i].string(), left_out = files.counts[i].left_out();
+    const std::string file = files.used[i].string();
+    const std::string left_out = files.counts[i].left_out();
     const std::string line =
         left_out.empty() ? file : fmt::format("{} (left out: {})", file, left_out);
     if (files.counts[i].documents == 0) {

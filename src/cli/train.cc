@@ -17,7 +17,8 @@ struct Options {
   train::TrainOptions train;
   std::vector<std::string> set;
   int threads = 0;
-  int64_t ranks = 0, gpus = 0;
+  int64_t ranks = 0;
+  int64_t gpus = 0;
   bool dry_run = false;
 };
 

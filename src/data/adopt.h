@@ -9,7 +9,8 @@ namespace assay::data {
 struct AdoptOptions {
   std::vector<fs::path> files;  // <name>.idx, its .bin beside it
   // The SentencePiece model they were written with; the store to write
-  fs::path tokenizer, store;
+  fs::path tokenizer;
+  fs::path store;
   bool overwrite = false;
 };
 // Copies the documents; those without a token are left out, and their number is returned. The

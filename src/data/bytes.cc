@@ -60,7 +60,8 @@ class Compressed : public ByteSource {
     return begin_ < end_;
   }
   std::vector<char> buffer_ = std::vector<char>(1 << 17);
-  size_t begin_ = 0, end_ = 0;
+  size_t begin_ = 0;
+  size_t end_ = 0;
 
  private:
   PlainSource file_;

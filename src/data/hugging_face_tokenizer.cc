@@ -68,7 +68,8 @@ json merges_of(const ModelProto& model) {
   for (const size_t id : order) {
     const std::string& text = model.pieces[id].text;
     for (size_t cut = text.size() - 1; cut > 0; --cut) {
-      std::string left = text.substr(0, cut), right = text.substr(cut);
+      std::string left = text.substr(0, cut);
+      std::string right = text.substr(cut);
       if (normal.contains(left) && normal.contains(right))
         merges.push_back({std::move(left), std::move(right)});
     }

@@ -18,9 +18,14 @@ struct Piece {
 struct ModelProto {
   std::vector<Piece> pieces;
   // trainer_spec
-  bool bpe = false, byte_fallback = false, whitespace_as_suffix = false;
+  bool bpe = false;
+  bool byte_fallback = false;
+  bool whitespace_as_suffix = false;
   // normalizer_spec
-  bool normalises = false, dummy_prefix = true, removes_whitespace = true, escapes = true;
+  bool normalises = false;
+  bool dummy_prefix = true;
+  bool removes_whitespace = true;
+  bool escapes = true;
 };
 ModelProto parse_model_proto(std::string_view contents);  // BadInput when it is cut off
 

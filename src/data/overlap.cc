@@ -56,7 +56,8 @@ class PolynomialHash {
     return sum >= kPrime ? sum - kPrime : sum;
   }
   static uint64_t term(int64_t token) { return mixed(uint64_t(token)) % kPrime; }
-  uint64_t power_ = 1, hash_ = 0;
+  uint64_t power_ = 1;
+  uint64_t hash_ = 0;
 };
 
 template <class Hash>
@@ -129,7 +130,8 @@ class Watch {
     const auto at = std::lower_bound(wanted_.begin(), wanted_.end(), hash);
     return at != wanted_.end() && *at == hash ? size_t(at - wanted_.begin()) : wanted_.size();
   }
-  std::vector<uint64_t> wanted_, maybe_;
+  std::vector<uint64_t> wanted_;
+  std::vector<uint64_t> maybe_;
   std::vector<uint8_t> met_;
 };
 
@@ -140,7 +142,8 @@ struct Part {
 // A run of test documents: documents begin … end − 1 of a part.
 struct Range {
   size_t part;
-  int64_t begin, end;
+  int64_t begin;
+  int64_t end;
 };
 
 // The domains that have the split.
@@ -165,7 +168,8 @@ std::vector<Range> fill(Watch& watch, const std::vector<Part>& parts, size_t& pa
   DocumentReader reader;
   std::vector<Range> ranges;
   for (; part < parts.size(); ++part, document = 0) {
-    const int64_t begin = document, count = parts[part].documents->size();
+    const int64_t begin = document;
+    const int64_t count = parts[part].documents->size();
     for (; document < count && !watch.full(); ++document) {
       const Text tokens = reader.read(*parts[part].documents, document);
       watch.add(document_hash(tokens));

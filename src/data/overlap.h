@@ -13,16 +13,20 @@
 namespace assay::data {
 
 struct OverlapOptions {
-  std::string train_split = "train", test_split = "test";
+  std::string train_split = "train";
+  std::string test_split = "test";
   int64_t n = 13;                               // tokens of an n-gram
   std::vector<std::string> train_domains = {};  // empty: all domains that have the training split
   bool show_progress = true;                    // on standard error
 };
 struct DomainOverlap {
-  std::string domain;                     // of the test documents
-  int64_t documents = 0, duplicates = 0;  // duplicates: test documents that occur in training
+  std::string domain;  // of the test documents
+  // duplicates: test documents that occur in training
+  int64_t documents = 0;
+  int64_t duplicates = 0;
   // Shared: test n-grams, counted as often as they stand, that occur in training
-  int64_t ngrams = 0, shared = 0;
+  int64_t ngrams = 0;
+  int64_t shared = 0;
   double document_share() const { return documents ? double(duplicates) / double(documents) : 0; }
   double ngram_share() const { return ngrams ? double(shared) / double(ngrams) : 0; }
   ASSAY_FIELDS(domain, documents, duplicates, ngrams, shared)

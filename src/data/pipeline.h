@@ -59,7 +59,8 @@ class Pipeline {
 
  private:
   struct Item {
-    int64_t number, bytes;
+    int64_t number;
+    int64_t bytes;
     In in;
   };
   struct Done {
@@ -138,8 +139,12 @@ class Pipeline {
   std::queue<Item> waiting_;
   std::map<int64_t, Done> done_;
   std::exception_ptr error_;
-  int64_t under_way_ = 0, produced_ = 0, consumed_ = 0;
-  bool all_produced_ = false, stopped_ = false, finished_ = false;
+  int64_t under_way_ = 0;
+  int64_t produced_ = 0;
+  int64_t consumed_ = 0;
+  bool all_produced_ = false;
+  bool stopped_ = false;
+  bool finished_ = false;
   std::vector<std::thread> threads_;  // last: they use all of the above
 };
 

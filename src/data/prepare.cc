@@ -40,8 +40,11 @@ struct Input {
 // The documents of a block, tokenised.
 struct Output {
   struct Entry {
-    std::string domain, split, source;
-    int64_t tokens, bytes;
+    std::string domain;
+    std::string split;
+    std::string source;
+    int64_t tokens;
+    int64_t bytes;
   };
   size_t file = 0;
   std::vector<Entry> documents;
@@ -49,7 +52,8 @@ struct Output {
   ReadCounts counts;
   std::set<std::pair<std::string, std::string>> names;  // domain, what the field said
   // That the first document without a domain has, and the first one without a text
-  std::vector<std::string> fields_instead, fields_without_text;
+  std::vector<std::string> fields_instead;
+  std::vector<std::string> fields_without_text;
 };
 
 // The nearest folder that is not named after a split, as the name of a domain.
@@ -180,7 +184,8 @@ class Preparation {
       return found->second;
     }
     if (options_.field.empty() || int64_t(document.domain.size()) > kLongestPartName) return "";
-    std::string given(document.domain), name = as_part_name(given);
+    std::string given(document.domain);
+    std::string name = as_part_name(given);
     out.names.emplace(name, std::move(given));
     return name;
   }
@@ -255,7 +260,8 @@ class Preparation {
 
   // A wrong split moves test text into the training text, so a doubtful one is named.
   void warn_of_splits(std::vector<std::string>& out) const {
-    std::vector<size_t> several, above;
+    std::vector<size_t> several;
+    std::vector<size_t> above;
     for (size_t i = 0; i < files_.size(); ++i) {
       const auto splits = splits_in(files_[i]);
       if (std::set(splits.begin(), splits.end()).size() > 1) several.push_back(i);
@@ -310,7 +316,8 @@ class Preparation {
   }
 
   void warn_of_broken_lines(std::vector<std::string>& out) const {
-    int64_t files = 0, lines = 0;
+    int64_t files = 0;
+    int64_t lines = 0;
     size_t first = 0;
     for (size_t i = counts_.size(); i-- > 0;) {
       if (counts_[i].broken_lines == 0) continue;
@@ -319,12 +326,12 @@ class Preparation {
       lines += counts_[i].broken_lines;
     }
     if (files > 0)
-      out.push_back(fmt::format(
-          "{} of {} files have broken lines, {} in all (the first: {}, {}). "
-          "Each line must hold one JSON object. "
-          "A compressed text is read as one if its name is as TEXT.txt.gz.",
-          files, files_.size(), lines, files_[first].path.string(),
-          counts_[first].first_broken_line));
+      out.push_back(
+          fmt::format("{} of {} files have broken lines, {} in all (the first: {}, {}). "
+                      "Each line must hold one JSON object. "
+                      "A compressed text is read as one if its name is as TEXT.txt.gz.",
+                      files, files_.size(), lines, files_[first].path.string(),
+                      counts_[first].first_broken_line));
   }
 
   std::vector<std::string> warnings() const {
@@ -409,21 +416,27 @@ class Preparation {
     bool took = false;    // the domain of a file
   };
   std::vector<Pattern> patterns_ = std::vector<Pattern>(options_.domains.size());
-  std::vector<std::string> splits_, given_domain_;  // of each file
+  // of each file
+  std::vector<std::string> splits_;
+  std::vector<std::string> given_domain_;
   std::vector<ReadCounts> counts_;
   std::vector<ReadCounts> reader_counts_ = std::vector<ReadCounts>(files_.size());
   const Tokenizer tokenizer_;
   const bool by_word_ = WordEncoder(tokenizer_).by_word();
   StoreWriter writer_;
   Progress progress_;
-  size_t at_ = 0, finished_files_ = 0, total_ = 0;
+  size_t at_ = 0;
+  size_t finished_files_ = 0;
+  size_t total_ = 0;
   std::optional<BlockReader> reader_;
   std::atomic<size_t> consumed_ = 0;
-  std::atomic<int64_t> tokens_encoded_ = 0, bytes_encoded_ = 0;
+  std::atomic<int64_t> tokens_encoded_ = 0;
+  std::atomic<int64_t> bytes_encoded_ = 0;
   std::map<std::string, std::map<std::string, int64_t>> documents_;  // written, by domain and split
   std::set<std::pair<std::string, std::string>> names_;              // domain, what the field said
   std::map<std::string, int64_t> held_out_;  // training documents moved to valid, by domain
-  std::vector<std::string> fields_instead_, fields_without_text_;
+  std::vector<std::string> fields_instead_;
+  std::vector<std::string> fields_without_text_;
 };
 
 }  // namespace

@@ -13,7 +13,9 @@ namespace assay::data {
 
 struct PrepareOptions {
   std::vector<fs::path> inputs;  // files and folders, as data/reader.h reads them
-  fs::path store, tokenizer;     // to write; the SentencePiece model
+  // to write; the SentencePiece model
+  fs::path store;
+  fs::path tokenizer;
   // The domain of a document: the NAME of the first glob that matches its file (whole path or
   // file name); else what `field` says, SlimPajama's set names shortened (RedPajamaCommonCrawl →
   // cc, …, RedPajamaStackExchange → stack), in other names characters that are neither letters,

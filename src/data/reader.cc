@@ -27,7 +27,8 @@ bool is_hidden(const fs::path& path) { return path.filename().string().starts_wi
 void add_folder(const fs::path& folder, std::vector<InputFile>& files) {
   std::vector<fs::path> found;
   std::error_code code;
-  fs::recursive_directory_iterator walk(folder, code), end;
+  fs::recursive_directory_iterator walk(folder, code);
+  fs::recursive_directory_iterator end;
   std::error_code none;  // a link to nothing, or to itself, is not a file
   for (; !code && walk != end; walk.increment(code)) {
     if (is_hidden(walk->path()) && walk->is_directory(none)) walk.disable_recursion_pending();
@@ -173,17 +174,11 @@ namespace {
 std::string_view foreign_format(std::string_view start) {
   using namespace std::string_view_literals;
   constexpr std::pair<std::string_view, std::string_view> kFormats[] = {
-      {"\x1f\x8b"sv, "a gzip stream"},
-      {"\x28\xb5\x2f\xfd"sv, "a zstd stream"},
-      {"\3757zXZ\0"sv,
-       "an xz stream"},
-      {"\x04\x22\x4d\x18"sv, "an lz4 stream"},
-      {"PK\x03\x04"sv, "a zip archive"},
-      {"7z\xbc\xaf\x27\x1c"sv, "a 7z archive"},
-      {"Rar!\x1a\x07"sv, "a rar archive"},
-      {"PAR1\x15"sv, "a Parquet table"},
-      {"ARROW1\0"sv, "an Arrow table"},
-      {"%PDF-"sv, "a PDF document"}};
+      {"\x1f\x8b"sv, "a gzip stream"},     {"\x28\xb5\x2f\xfd"sv, "a zstd stream"},
+      {"\3757zXZ\0"sv, "an xz stream"},    {"\x04\x22\x4d\x18"sv, "an lz4 stream"},
+      {"PK\x03\x04"sv, "a zip archive"},   {"7z\xbc\xaf\x27\x1c"sv, "a 7z archive"},
+      {"Rar!\x1a\x07"sv, "a rar archive"}, {"PAR1\x15"sv, "a Parquet table"},
+      {"ARROW1\0"sv, "an Arrow table"},    {"%PDF-"sv, "a PDF document"}};
   for (const auto& [magic, name] : kFormats)
     if (start.starts_with(magic)) return name;
   const auto at = [&](size_t place) { return start.substr(std::min(start.size(), place)); };
@@ -206,7 +201,8 @@ void BlockReader::check_first_bytes() const {
   if (start.starts_with("\xEF\xBB\xBF")) start.remove_prefix(3);
   start.remove_prefix(std::min(start.find_first_not_of(" \t\r\n"), start.size()));
   const std::string_view line = start.substr(0, start.find('\n'));
-  const bool list = start.starts_with('['), several = start.size() > line.size();
+  const bool list = start.starts_with('[');
+  const bool several = start.size() > line.size();
   if (list || (several && line.find_first_not_of("{ \t\r") == std::string_view::npos))
     fail(
         "{}: holds a JSON {}, but one object per line is expected: "
@@ -277,7 +273,10 @@ std::vector<std::string> levels_of(std::string field) {
 // Appends the fields of `at` that hold a short string; `path` names `at` and ends with a dot.
 void add_string_fields(simdjson::dom::element at, const std::string& path,
                        std::vector<std::string>& fields) {
-  constexpr size_t kMost = 20, kDeepest = 200, kLongestValue = 200;  // kDeepest: bytes of a path
+  // kDeepest: bytes of a path
+  constexpr size_t kMost = 20;
+  constexpr size_t kDeepest = 200;
+  constexpr size_t kLongestValue = 200;
   simdjson::dom::object object;
   if (at.get_object().get(object) || path.size() > kDeepest) return;
   for (const auto& [key, value] : object) {
@@ -315,7 +314,9 @@ std::string_view string_at(simdjson::dom::element at, const std::vector<std::str
 }  // namespace
 
 struct DocumentParser::Parser {
-  std::vector<std::string> domain, source;  // the levels of the fields
+  // the levels of the fields
+  std::vector<std::string> domain;
+  std::vector<std::string> source;
   simdjson::dom::parser json;
   std::string strict;  // the last line that is not strict JSON, made strict
   bool last_is_json = false;
@@ -365,7 +366,8 @@ std::optional<Document> DocumentParser::next(const Block& block, Lines& lines, R
 
 std::optional<Document> DocumentParser::parse_line(std::string_view line, size_t room,
                                                    int64_t number, ReadCounts& counts) {
-  simdjson::dom::element root, value;
+  simdjson::dom::element root;
+  simdjson::dom::element value;
   const bool padded = room >= line.size() + simdjson::SIMDJSON_PADDING;
   auto error = parser_->json.parse(line.data(), line.size(), !padded).get(root);
   std::string_view text;

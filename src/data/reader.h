@@ -46,9 +46,15 @@ struct Block {
 
 // What was found, and what was left out and why. Nothing here is fatal.
 struct ReadCounts {
-  int64_t documents = 0, bytes = 0;  // bytes: UTF-8 bytes of text
-  int64_t broken_lines = 0, without_text = 0, invalid_utf8 = 0, empty = 0, too_long = 0,
-          unknown_domain = 0;
+  // bytes: UTF-8 bytes of text
+  int64_t documents = 0;
+  int64_t bytes = 0;
+  int64_t broken_lines = 0;
+  int64_t without_text = 0;
+  int64_t invalid_utf8 = 0;
+  int64_t empty = 0;
+  int64_t too_long = 0;
+  int64_t unknown_domain = 0;
   std::string first_broken_line;  // "line 7: " and what is wrong; "" without broken lines
   void fields(auto&& field) {
     field("documents", documents);
@@ -90,7 +96,9 @@ class BlockReader {
   std::string rest_;  // read and not yet given out
   ReadCounts counts_;
   int64_t line_ = 1;
-  bool ended_ = false, any_ = false;  // any_: a block or the end was given out
+  // any_: a block or the end was given out
+  bool ended_ = false;
+  bool any_ = false;
 };
 
 struct Document {

@@ -88,8 +88,9 @@ Sampler::Place Sampler::place(int64_t n) const {
   const auto slot = int64_t(Permutation(kPeriod, options_.seed, purpose("domain order"),
                                         uint64_t(period))(uint64_t(n % kPeriod)));
   const int64_t domain = std::upper_bound(first_.begin(), first_.end(), slot) - first_.begin() - 1;
-  const int64_t first = first_[size_t(domain)], blocks = blocks_[size_t(domain)],
-                length = options_.sequence_length;
+  const int64_t first = first_[size_t(domain)];
+  const int64_t blocks = blocks_[size_t(domain)];
+  const int64_t length = options_.sequence_length;
   // Of this domain
   const int64_t turn = period * (first_[size_t(domain) + 1] - first) + slot - first;
   const int64_t epoch = turn / blocks;

@@ -53,7 +53,9 @@ class Sampler {
 // Held-out evaluation: tokens begin … begin + length − 1 of a document are predicted. The context
 // of the first is the separator when begin is 0, else the token before.
 struct Segment {
-  int64_t document, begin, length;
+  int64_t document;
+  int64_t begin;
+  int64_t length;
 };
 // At most `max_tokens` tokens (0: all) in segments of at most T, so that as many documents as
 // possible are covered: the first segment of every document, then the second ones, and so on,

@@ -231,9 +231,13 @@ class StoreWriter::Part {
   }
   fs::path stem_;
   bool narrow_;
-  Output bin_, bytes_, lengths_;
+  Output bin_;
+  Output bytes_;
+  Output lengths_;
   SourceOutput sources_;
-  int64_t documents = 0, tokens = 0, text_bytes = 0;
+  int64_t documents = 0;
+  int64_t tokens = 0;
+  int64_t text_bytes = 0;
 };
 
 StoreWriter::StoreWriter(fs::path folder, TokenizerInfo tokenizer, bool overwrite)

@@ -22,8 +22,12 @@ struct SyntheticOptions {
   int64_t documents = 8000;       // in train of each training domain
   int64_t held_out = 256;         // in each of valid and test of every domain
   int64_t document_length = 256;  // tokens, separator included
-  int64_t vocabulary = 256, active = 12, known_sets = 32;
-  double zipf = 0.5, known = 0.5, bigram = 0.1;
+  int64_t vocabulary = 256;
+  int64_t active = 12;
+  int64_t known_sets = 32;
+  double zipf = 0.5;
+  double known = 0.5;
+  double bigram = 0.1;
   void fields(auto&& field) {
     field("seed", seed, "seed of all random numbers");
     field("documents", documents, "training documents of each training domain");

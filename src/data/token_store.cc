@@ -93,7 +93,8 @@ void Documents::open_bytes() {
 }
 
 void Documents::open_sources() {
-  const fs::path file = with_suffix(stem_, ".sources"), names = with_suffix(stem_, ".sources.json");
+  const fs::path file = with_suffix(stem_, ".sources");
+  const fs::path names = with_suffix(stem_, ".sources.json");
   if (!fs::exists(file)) return;
   sources_.emplace(file);
   if (int64_t(sources_->bytes().size()) != 4 * documents_)
@@ -128,7 +129,8 @@ int64_t Documents::begin(int64_t i) const { return offset(index(i)) / width_; }
 
 Tokens Documents::document(int64_t i) const {
   if (i < 0 || i >= documents_) fail<Error>("{}: document {} of {}", stem_.string(), i, documents_);
-  const int64_t from = begin(i), to = begin(i + 1);
+  const int64_t from = begin(i);
+  const int64_t to = begin(i + 1);
   if (to < from) fail("{}.idx: document {} ends before it begins", stem_.string(), i);
   return {bin_.bytes().data() + from * width_, to - from, width_};
 }

@@ -85,17 +85,21 @@ class Documents {
   [[noreturn]] void fail_id(int64_t token, int64_t id, int64_t vocabulary) const;
   fs::path stem_;
   int64_t vocabulary_;
-  MappedFile bin_, idx_;
-  std::optional<MappedFile> bytes_, sources_;
+  MappedFile bin_;
+  MappedFile idx_;
+  std::optional<MappedFile> bytes_;
+  std::optional<MappedFile> sources_;
   std::vector<std::string> source_names_;
   int width_ = 0;
-  int64_t sequences_ = 0, documents_ = 0;
+  int64_t sequences_ = 0;
+  int64_t documents_ = 0;
 };
 
 struct TokenizerInfo {
   std::string kind;    // "sentencepiece" or "none"
   std::string sha256;  // of the model file, "" for "none"
-  int64_t vocab_size = 0, separator = 0;
+  int64_t vocab_size = 0;
+  int64_t separator = 0;
   void fields(auto&& field) {
     field("kind", kind);
     field("sha256", sha256);
@@ -140,8 +144,10 @@ class TokenStore {
     }
   };
   struct Part {
-    std::string domain, split;
-    int64_t tokens = 0, documents = 0;
+    std::string domain;
+    std::string split;
+    int64_t tokens = 0;
+    int64_t documents = 0;
     std::map<std::string, File> files;  // by suffix
     std::string stem() const { return domain + "." + split; }
     void fields(auto&& field) {

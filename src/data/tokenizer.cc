@@ -18,7 +18,8 @@ std::string without_source_position(const std::string& message) {
 }
 
 struct Tokenizer::Model {
-  std::string contents, sha256;
+  std::string contents;
+  std::string sha256;
   sentencepiece::SentencePieceProcessor processor;
 };
 

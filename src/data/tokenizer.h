@@ -55,7 +55,8 @@ struct TokenizerTraining {
 // folder are left out when their split is valid or test (split_of in data/reader.h says so by
 // the name). Files that are named one by one are used, whatever their split.
 struct TrainingFiles {
-  std::vector<fs::path> used, left_out;
+  std::vector<fs::path> used;
+  std::vector<fs::path> left_out;
   std::vector<fs::path> held_out_used;  // those of `used` whose split is valid or test
   // Filled by train_tokenizer: what was read of each file of `used`, and what was left out
   std::vector<ReadCounts> counts;

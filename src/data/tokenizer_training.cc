@@ -146,7 +146,8 @@ std::string number_after(const std::string& text, const std::string& mark) {
 // `assay tokenizer train` does not have.
 std::string reason_of(const std::string& message) {
   const std::string text = without_source_position(message);
-  const std::string least = number_after(text, " vs "), most = number_after(text, "value <= ");
+  const std::string least = number_after(text, " vs ");
+  const std::string most = number_after(text, "value <= ");
   if (!least.empty()) return fmt::format("its characters need at least {} tokens", least);
   if (!most.empty()) return fmt::format("the text gives at most {} tokens", most);
   return text.substr(0, text.find_last_not_of('.') + 1);

@@ -55,7 +55,9 @@ bool WordEncoder::encode(std::string_view text, std::vector<int32_t>& ids) {
   // A word here is what follows a ▁ (the first one follows the dummy prefix), or begins
   // with a newline.
   size_t begin = 0;
-  bool in_run = true, good = true;  // in_run: only spaces since `begin`
+  // in_run: only spaces since `begin`
+  bool in_run = true;
+  bool good = true;
   for (size_t i = 0; i < text.size() && good;) {
     const size_t space = space_at(text, i);
     if (text[i] == '\n' || (space && !in_run)) {

@@ -40,7 +40,11 @@ class WordEncoder {
    private:
     struct Entry {
       size_t hash;
-      uint32_t word, word_size, ids, ids_size;  // positions in the arenas; word_size 0: free
+      // positions in the arenas; word_size 0: free
+      uint32_t word;
+      uint32_t word_size;
+      uint32_t ids;
+      uint32_t ids_size;
     };
     size_t slot(std::string_view word, size_t hash) const;
     std::vector<Entry> entries_;

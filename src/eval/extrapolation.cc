@@ -9,7 +9,8 @@ namespace assay::eval {
 
 at::Tensor losses_by_position(nn::LanguageModel& model, const at::Tensor& tokens, int64_t piece) {
   const at::NoGradGuard no_grad;
-  const int64_t batch = tokens.size(0), length = tokens.size(1) - 1;
+  const int64_t batch = tokens.size(0);
+  const int64_t length = tokens.size(1) - 1;
   const at::Tensor on_device = tokens.to(model.embedding.device());
   nn::ModelState state;
   std::vector<at::Tensor> losses;
@@ -36,7 +37,8 @@ std::vector<PositionBin> bin_positions(const at::Tensor& losses, int64_t trainin
   }
   std::vector<PositionBin> bins;
   for (size_t i = 0; i + 1 < edges.size(); ++i) {
-    const int64_t first = edges[i], last = std::min(edges[i + 1], length);
+    const int64_t first = edges[i];
+    const int64_t last = std::min(edges[i + 1], length);
     if (last <= first) continue;
     PositionBin bin{first, last, {}};
     const at::Tensor means = losses.slice(1, first, last).to(at::kDouble).mean(1).contiguous();

@@ -16,7 +16,8 @@ at::Tensor losses_by_position(nn::LanguageModel& model, const at::Tensor& tokens
 
 // The mean over positions first ≤ t < last of each sequence, where position t predicts token t + 1.
 struct PositionBin {
-  int64_t first, last;
+  int64_t first;
+  int64_t last;
   std::vector<double> losses;  // of each sequence
 };
 // Bins between 0, L/8, L/4, L/2, L, 2L, … for the length L of the training, up to the length of the

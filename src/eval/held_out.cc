@@ -80,7 +80,8 @@ HeldOut::HeldOut(const data::TokenStore& store, const Options& options)
         set.documents.push_back(segment.document);
         set.document_bytes.push_back(documents.has_bytes() ? documents.bytes(segment.document) : 0);
       }
-      const int64_t begin = int64_t(set.tokens.size()), document = int64_t(predicted.size()) - 1;
+      const int64_t begin = int64_t(set.tokens.size());
+      const int64_t document = int64_t(predicted.size()) - 1;
       set.rows.push_back({begin, segment.length, document});
       set.tokens.resize(size_t(begin + segment.length + 1));
       read_segment(documents, store.separator(), segment, set.tokens.data() + begin);

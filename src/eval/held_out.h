@@ -42,7 +42,8 @@ struct Sum {
 // in that proportion. All vectors have one element per document.
 struct SetLosses {
   std::vector<double> nll;  // nats, summed over the predicted tokens
-  std::vector<int64_t> tokens, bytes;
+  std::vector<int64_t> tokens;
+  std::vector<int64_t> bytes;
   std::vector<int64_t> documents;      // index of the document in its split of the store
   std::vector<double> recall_nll;      // the part of nll on recall targets (slice repeated_bigram)
   std::vector<int64_t> recall_tokens;  // the part of tokens that are recall targets
@@ -70,14 +71,19 @@ class HeldOut {
  private:
   struct Row {
     // Tokens begin … begin + length of `tokens`; the first is context
-    int64_t begin, length, document;
+    int64_t begin;
+    int64_t length;
+    int64_t document;
   };
   struct Set {
     std::string name;
     std::vector<Row> rows;  // longest first
     std::vector<int64_t> tokens;
-    std::vector<uint8_t> frequency, repeated;  // of each token as a target
-    std::vector<int64_t> documents, document_bytes;
+    // of each token as a target
+    std::vector<uint8_t> frequency;
+    std::vector<uint8_t> repeated;
+    std::vector<int64_t> documents;
+    std::vector<int64_t> document_bytes;
   };
   SetLosses run(nn::LanguageModel& model, const Set& set) const;
   std::vector<Set> sets_;

@@ -16,7 +16,8 @@ constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
 
 // Positions of the queries, [n], in the second half of `time`.
 at::Tensor queries_of(int64_t time, const ProbeOptions& options, const at::TensorOptions& device) {
-  const int64_t first = time / 2, count = std::min(options.queries, time - first);
+  const int64_t first = time / 2;
+  const int64_t count = std::min(options.queries, time - first);
   return at::linspace(double(first), double(time - 1), count, at::kDouble)
       .round()
       .to(device.dtype(at::kLong));
@@ -24,15 +25,16 @@ at::Tensor queries_of(int64_t time, const ProbeOptions& options, const at::Tenso
 
 // Where the content of each position comes from when pairs before a query change places: [n, T].
 at::Tensor swapped_pairs(const at::Tensor& queries, int64_t time) {
-  const at::Tensor position = at::arange(time, queries.options()),
-                   pair_end = position.bitwise_or(1);
+  const at::Tensor position = at::arange(time, queries.options());
+  const at::Tensor pair_end = position.bitwise_or(1);
   return at::where(pair_end < queries.unsqueeze(1), position.bitwise_xor(1),
                    position.expand({queries.size(0), -1}));
 }
 
 // Contents of a sequence [1, T, …], a copy a query, with those of `from` at each position.
 at::Tensor rearranged(const at::Tensor& sequence, const at::Tensor& from) {
-  std::vector<int64_t> index(size_t(sequence.dim()), 1), copies(size_t(sequence.dim()), -1);
+  std::vector<int64_t> index(size_t(sequence.dim()), 1);
+  std::vector<int64_t> copies(size_t(sequence.dim()), -1);
   index[0] = copies[0] = from.size(0);
   index[1] = from.size(1);
   return sequence.detach().expand(copies).take_along_dim(from.view(index), 1);
@@ -72,18 +74,23 @@ at::Tensor weights_of(const at::Tensor& influence) {
 at::Tensor entropy(const at::Tensor& weights) { return -at::xlogy(weights, weights).sum(-1); }
 
 struct Sums {
-  double visible = 0, uniform = 0, moved = 0, movable = 0;
+  double visible = 0;
+  double uniform = 0;
+  double moved = 0;
+  double movable = 0;
   int64_t queries = 0;
 };
 
 void add(Sums& sums, nn::Mixer& mixer, const at::Tensor& x, const Handed& handed,
          const ProbeOptions& options) {
   const int64_t time = x.size(1);
-  const at::Tensor t = queries_of(time, options, x.options()), from = swapped_pairs(t, time);
+  const at::Tensor t = queries_of(time, options, x.options());
+  const at::Tensor from = swapped_pairs(t, time);
   const at::Tensor before =
       influence(mixer, x, handed, at::arange(time, t.options()).expand_as(from), t, options);
   const at::Tensor after = influence(mixer, x, handed, from, t, options);
-  const at::Tensor w = weights_of(before), count = t.to(at::kDouble);
+  const at::Tensor w = weights_of(before);
+  const at::Tensor count = t.to(at::kDouble);
   const auto number = [](const at::Tensor& x) { return x.sum().item<double>(); };
   sums.visible += number((before > options.threshold * before.amax(-1, true)).sum(-1) / count);
   sums.uniform += number(entropy(w) / count.log());
@@ -106,7 +113,7 @@ double mean_of(const std::vector<double>& values) {
 
 // Over layers, and over the heads of all layers.
 run::MeanProbe mean_of(const std::vector<run::LayerProbe>& layers) {
-  const auto over_layers = [&](double run::LayerProbe::*value) {
+  const auto over_layers = [&](double run::LayerProbe::* value) {
     std::vector<double> values;
     for (const run::LayerProbe& layer : layers) values.push_back(layer.*value);
     return mean_of(values);

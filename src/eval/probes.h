@@ -35,7 +35,9 @@ inline constexpr int64_t kProbeLength = 1024;
 inline constexpr int64_t kProbeLeast = 4;  // positions that a probe needs
 
 struct ProbeOptions {
-  int64_t queries = 8, cotangents = 4;  // a sequence; a query
+  // a sequence; a query
+  int64_t queries = 8;
+  int64_t cotangents = 4;
   double threshold = 1e-3;
   uint64_t seed = 0;  // of the cotangents
 };
@@ -44,7 +46,9 @@ using Handed = decltype(nn::State::handed);
 
 struct Influence {
   // real_relation: NaN when all influence is uniform or absent
-  double visibility, uniformity, real_relation;
+  double visibility;
+  double uniformity;
+  double real_relation;
 };
 // x [B, T, d_model], T ≥ 4 or BadInput; `handed`: what earlier layers hand on, [B, T, …], which
 // belongs to the contents of its position. Costs two forward and 2 · cotangents backward passes

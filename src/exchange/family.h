@@ -24,7 +24,8 @@ struct Value {
   Value(std::string our_key, const char* value, std::string place = "")
       : Value(std::move(our_key), std::string(value), std::move(place)) {}
   std::string key;  // "attention.num_heads"
-  std::string toml, where;
+  std::string toml;
+  std::string where;
 };
 
 // config.json. Messages name the file and the key.
@@ -132,12 +133,18 @@ struct Family {
 Registry<Family>& families();
 
 struct AttentionShape {
-  int64_t heads, kv_heads, head_dim;
+  int64_t heads;
+  int64_t kv_heads;
+  int64_t head_dim;
 };
 AttentionShape attention_shape(const Expanded& model);
 
 struct DeltaShape {
-  int64_t heads, key_heads, key_dim, value_dim;  // of one head
+  // of one head
+  int64_t heads;
+  int64_t key_heads;
+  int64_t key_dim;
+  int64_t value_dim;
 };
 DeltaShape delta_shape(const Expanded& model);  // of gated_delta_net, with its defaults
 

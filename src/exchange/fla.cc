@@ -56,8 +56,8 @@ std::vector<Rule> model_rules(const Expanded& m, LayerRules mixer_rules) {
                            {"norm.weight", {{"model.norm.weight"}}}};
   if (!m.get<bool>("tie_embeddings")) out.push_back({"head.weight", {{"lm_head.weight"}}});
   for (int64_t i = 0; i < m.get<int64_t>("num_layers"); ++i) {
-    const std::string ours = fmt::format("layers_{}.", i),
-                      theirs = fmt::format("model.layers.{}.", i);
+    const std::string ours = fmt::format("layers_{}.", i);
+    const std::string theirs = fmt::format("model.layers.{}.", i);
     out.push_back({ours + "mixer_norm.weight", {{theirs + "attn_norm.weight"}}});
     out.push_back({ours + "channel_norm.weight", {{theirs + "mlp_norm.weight"}}});
     out.push_back({ours + "mixer.out_proj.weight", {{theirs + "attn.o_proj.weight"}}});
@@ -74,7 +74,9 @@ std::vector<Requirement> requirements(const std::string& mixer) {
 }
 
 struct Widths {
-  int64_t keys, values;  // of all heads
+  // of all heads
+  int64_t keys;
+  int64_t values;
 };
 Widths widths(const Expanded& m, const std::string& mixer) {
   const auto width = double(m.get<int64_t>("d_model"));
@@ -207,7 +209,8 @@ std::vector<Value> gated_delta_values(const Settings& s) {
   s.expect("use_gate", {true});
   s.expect("use_short_conv", {true});
   s.expect("allow_neg_eigval", {false});
-  const auto head_dim = s.get<int64_t>("head_dim", 256), key_heads = s.get<int64_t>("num_heads", 6);
+  const auto head_dim = s.get<int64_t>("head_dim", 256);
+  const auto key_heads = s.get<int64_t>("num_heads", 6);
   return model_values(s, "gated_delta_net",
                       {s.as<int64_t>("gated_delta_net.num_heads", "num_v_heads", key_heads),
                        s.as<int64_t>("gated_delta_net.num_key_heads", "num_heads", 6),

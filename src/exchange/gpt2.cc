@@ -28,7 +28,8 @@ std::vector<Value> values(const Settings& s) {
 }
 
 nlohmann::json config(const Expanded& m) {
-  const auto width = m.get<int64_t>("d_model"), hidden = m.get<int64_t>("gelu.d_ff");
+  const auto width = m.get<int64_t>("d_model");
+  const auto hidden = m.get<int64_t>("gelu.d_ff");
   const AttentionShape shape = attention_shape(m);
   if (shape.kv_heads != shape.heads) fail("model.attention.num_kv_heads must be num_heads");
   if (shape.heads * shape.head_dim != width)
@@ -55,8 +56,8 @@ std::vector<Rule> rules(const Expanded& m) {
     out.push_back({ours + ".bias", {{theirs + ".bias"}}});
   };
   for (int64_t i = 0; i < m.get<int64_t>("num_layers"); ++i) {
-    const std::string ours = fmt::format("layers_{}.", i),
-                      theirs = fmt::format("transformer.h.{}.", i);
+    const std::string ours = fmt::format("layers_{}.", i);
+    const std::string theirs = fmt::format("transformer.h.{}.", i);
     add(ours + "mixer_norm", theirs + "ln_1", Layout::same);
     add(ours + "mixer.qkv", theirs + "attn.c_attn", Layout::transposed);
     add(ours + "mixer.out_proj", theirs + "attn.c_proj", Layout::transposed);

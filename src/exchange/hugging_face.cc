@@ -368,8 +368,8 @@ NamedTensors load_weights(const fs::path& folder) {
 }  // namespace
 
 std::vector<fs::path> hugging_face_weights(const fs::path& folder) {
-  const fs::path whole = folder / "model.safetensors",
-                 index = folder / "model.safetensors.index.json";
+  const fs::path whole = folder / "model.safetensors";
+  const fs::path index = folder / "model.safetensors.index.json";
   if (fs::exists(whole)) return {whole};
   if (fs::exists(index)) return shards(index);
   fail(

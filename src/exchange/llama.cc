@@ -8,7 +8,8 @@ namespace {
 Value rope_base(const Settings& s) {
   s.expect("partial_rotary_factor", {1.0});
   // Transformers 5; before, rope_theta was at the top, next to rope_scaling
-  const Settings rope = s.child("rope_parameters"), scaling = s.child("rope_scaling");
+  const Settings rope = s.child("rope_parameters");
+  const Settings scaling = s.child("rope_scaling");
   for (const Settings& settings : {rope, scaling})
     for (const char* kind : {"rope_type", "type"}) settings.expect(kind, {"default"});
   rope.expect("partial_rotary_factor", {1.0});
@@ -46,8 +47,9 @@ std::string channel_mixer(const Expanded& m) { return m.get<std::string>("channe
 nlohmann::json config(const Expanded& m) {
   const AttentionShape shape = attention_shape(m);
   const std::string mixer = channel_mixer(m);
-  const auto width = m.get<int64_t>("d_model"), hidden = m.get<int64_t>(mixer + ".d_ff"),
-             longest = m.get<int64_t>("max_positions");
+  const auto width = m.get<int64_t>("d_model");
+  const auto hidden = m.get<int64_t>(mixer + ".d_ff");
+  const auto longest = m.get<int64_t>("max_positions");
   return {{"architectures", {"LlamaForCausalLM"}},
           {"attention_bias", m.get<bool>("attention.bias")},
           {"attention_dropout", 0.0},
@@ -73,10 +75,11 @@ std::vector<Rule> rules(const Expanded& m) {
                            {"norm.weight", {{"model.norm.weight"}}}};
   if (!m.get<bool>("tie_embeddings")) out.push_back({"head.weight", {{"lm_head.weight"}}});
   for (int64_t i = 0; i < m.get<int64_t>("num_layers"); ++i) {
-    const std::string ours = fmt::format("layers_{}.", i),
-                      theirs = fmt::format("model.layers.{}.", i);
+    const std::string ours = fmt::format("layers_{}.", i);
+    const std::string theirs = fmt::format("model.layers.{}.", i);
     const auto projections = [&](const std::string& kind, bool mixer, bool channel) {
-      const std::string a = theirs + "self_attn.", f = theirs + "mlp.";
+      const std::string a = theirs + "self_attn.";
+      const std::string f = theirs + "mlp.";
       if (mixer) {
         out.push_back({ours + "mixer.qkv." + kind,
                        {{a + "q_proj." + kind, shape.heads},

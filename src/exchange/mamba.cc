@@ -15,8 +15,8 @@ std::vector<Rule> model_rules(const Expanded& m, std::vector<std::string> same) 
   if (!m.get<bool>("tie_embeddings")) out.push_back({"head.weight", {{"lm_head.weight"}}});
   for (const char* both : {"A_log", "D", "in_proj.weight", "out_proj.weight"}) same.push_back(both);
   for (int64_t i = 0; i < m.get<int64_t>("num_layers"); ++i) {
-    const std::string ours = fmt::format("layers_{}.", i),
-                      theirs = fmt::format("backbone.layers.{}.", i);
+    const std::string ours = fmt::format("layers_{}.", i);
+    const std::string theirs = fmt::format("backbone.layers.{}.", i);
     out.push_back({ours + "mixer_norm.weight", {{theirs + "norm.weight"}}});
     for (const std::string& name : same)
       out.push_back({ours + "mixer." + name, {{theirs + "mixer." + name}}});
@@ -45,7 +45,8 @@ std::vector<Value> mamba_values(const Settings& s) {
   s.expect("hidden_act", {"silu", "swish"});
   s.expect("use_bias", {false});
   s.expect("use_conv_bias", {true});
-  const auto width = s.get<int64_t>("hidden_size"), expand = s.get<int64_t>("expand", 2);
+  const auto width = s.get<int64_t>("hidden_size");
+  const auto expand = s.get<int64_t>("expand", 2);
   s.expect("intermediate_size", {width * expand});
   s.expect("d_inner", {width * expand});
   const bool automatic = s.get<nlohmann::json>("time_step_rank", "auto") == "auto";
@@ -66,8 +67,9 @@ std::vector<Value> mamba_values(const Settings& s) {
 
 nlohmann::json mamba_config(const Expanded& m) {
   if (m.get<int64_t>("mamba1.conv_width") == 0) fail("model.mamba1.conv_width must be positive");
-  const auto width = m.get<int64_t>("d_model"), expand = m.get<int64_t>("mamba1.expand"),
-             rank = m.get<int64_t>("mamba1.dt_rank");
+  const auto width = m.get<int64_t>("d_model");
+  const auto expand = m.get<int64_t>("mamba1.expand");
+  const auto rank = m.get<int64_t>("mamba1.dt_rank");
   return {{"architectures", {"MambaForCausalLM"}},
           {"conv_kernel", m.get<int64_t>("mamba1.conv_width")},
           {"expand", expand},
@@ -111,8 +113,9 @@ std::vector<Value> mamba2_values(const Settings& s) {
   s.expect("use_conv_bias", {true});
   s.expect("rms_norm", {true});
   s.expect("time_step_limit", {kNoLimit});
-  const auto width = s.get<int64_t>("hidden_size"), expand = s.get<int64_t>("expand", 2),
-             head_dim = s.get<int64_t>("head_dim", 64);
+  const auto width = s.get<int64_t>("hidden_size");
+  const auto expand = s.get<int64_t>("expand", 2);
+  const auto head_dim = s.get<int64_t>("head_dim", 64);
   s.expect("num_heads", {expand * width / std::max<int64_t>(head_dim, 1)});
   return {s.as<int64_t>("vocab_size", "vocab_size"),
           s.as<int64_t>("d_model", "hidden_size"),
@@ -131,8 +134,9 @@ std::vector<Value> mamba2_values(const Settings& s) {
 }
 
 nlohmann::json mamba2_config(const Expanded& m) {
-  const auto width = m.get<int64_t>("d_model"), expand = m.get<int64_t>("mamba2.expand"),
-             head_dim = m.get<int64_t>("mamba2.head_dim");
+  const auto width = m.get<int64_t>("d_model");
+  const auto expand = m.get<int64_t>("mamba2.expand");
+  const auto head_dim = m.get<int64_t>("mamba2.head_dim");
   if (m.get<int64_t>("mamba2.conv_width") == 0) fail("model.mamba2.conv_width must be positive");
   if (m.get<double>("mamba2.norm_eps") != m.get<double>("norm_eps"))
     fail("model.mamba2.norm_eps must be model.norm_eps");
@@ -153,17 +157,15 @@ nlohmann::json mamba2_config(const Expanded& m) {
           {"use_conv_bias", true}};
 }
 
-const bool mamba2 =
-    families().add("mamba2", {.prefix = "backbone.",
-                              .left_out = {},
-                              .requires_ = requirements("mamba2", {{"mamba2.norm", {"true"}}}),
-                              .values = mamba2_values,
-                              .config = mamba2_config,
-                              .rules =
-                                  [](const Expanded& m) {
-                                    return model_rules(m, {"dt_bias", "norm.weight"});
-                                  },
-                              .renamed = kOlderNames});
+const bool mamba2 = families().add(
+    "mamba2",
+    {.prefix = "backbone.",
+     .left_out = {},
+     .requires_ = requirements("mamba2", {{"mamba2.norm", {"true"}}}),
+     .values = mamba2_values,
+     .config = mamba2_config,
+     .rules = [](const Expanded& m) { return model_rules(m, {"dt_bias", "norm.weight"}); },
+     .renamed = kOlderNames});
 
 }  // namespace
 }  // namespace assay::exchange

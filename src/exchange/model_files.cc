@@ -72,7 +72,8 @@ OpenModel open_unchecked(const fs::path& path) {
   const run::Checkpoint here{path};
   const auto found = folder.checkpoints();
   if (!found.empty()) return open(folder, found.rbegin()->second);
-  const bool has_config = fs::exists(folder.config()), has_weights = fs::exists(here.weights());
+  const bool has_config = fs::exists(folder.config());
+  const bool has_weights = fs::exists(here.weights());
   if (has_config && has_weights) return open(folder, here);
   if (fs::exists(path / "config.json"))
     return {read_hugging_face(path), hugging_face_weights(path), find_tokenizer(path)};

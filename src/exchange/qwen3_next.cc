@@ -66,13 +66,15 @@ nlohmann::json config(const Expanded& m) {
 std::vector<Rule> rules(const Expanded& m) {
   const DeltaShape shape = delta_shape(m);
   // Of one key head
-  const int64_t shared = shape.heads / shape.key_heads, values = shared * shape.value_dim;
+  const int64_t shared = shape.heads / shape.key_heads;
+  const int64_t values = shared * shape.value_dim;
   std::vector<Rule> out = {{"embedding", {{"model.embed_tokens.weight"}}},
                            {"norm.weight", {{"model.norm.weight"}}}};
   if (!m.get<bool>("tie_embeddings")) out.push_back({"head.weight", {{"lm_head.weight"}}});
   for (int64_t i = 0; i < m.get<int64_t>("num_layers"); ++i) {
-    const std::string ours = fmt::format("layers_{}.", i),
-                      theirs = fmt::format("model.layers.{}.", i), a = theirs + "linear_attn.";
+    const std::string ours = fmt::format("layers_{}.", i);
+    const std::string theirs = fmt::format("model.layers.{}.", i);
+    const std::string a = theirs + "linear_attn.";
     out.push_back({ours + "mixer_norm.weight", {{theirs + "input_layernorm.weight"}}});
     out.push_back({ours + "channel_norm.weight", {{theirs + "post_attention_layernorm.weight"}}});
     out.push_back({ours + "mixer.qkvz_proj.weight",

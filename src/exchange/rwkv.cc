@@ -9,7 +9,9 @@
 namespace assay::exchange {
 namespace {
 
-constexpr Layout kRow = Layout::unsqueezed, kVector = Layout::flattened, kIn = Layout::transposed;
+constexpr Layout kRow = Layout::unsqueezed;
+constexpr Layout kVector = Layout::flattened;
+constexpr Layout kIn = Layout::transposed;
 
 std::vector<Requirement> requirements(const std::string& mixer, const std::string& channel_mixer) {
   return {{"pattern", {"[\"" + mixer + "\"]"}},
@@ -69,7 +71,8 @@ std::vector<Value> fla_values(const Settings& s) {
   s.expect("hidden_act", {"sqrelu"});
   s.expect("norm_first", {true});
   s.expect("norm_bias", {true});
-  const auto width = s.get<int64_t>("hidden_size"), head_dim = s.get<int64_t>("head_dim", 64);
+  const auto width = s.get<int64_t>("hidden_size");
+  const auto head_dim = s.get<int64_t>("head_dim", 64);
   const auto eps = s.get<double>("norm_eps", 1e-5);
   const int64_t hidden = width * s.get<int64_t>("hidden_ratio", 4);
   return model_values("rwkv7", "rwkv7_channel_mix",
@@ -93,8 +96,9 @@ int64_t rank_of(const Expanded& m, const std::string& field, double factor) {
 }
 
 nlohmann::json fla_config(const Expanded& m) {
-  const auto width = m.get<int64_t>("d_model"), d_ff = m.get<int64_t>("rwkv7_channel_mix.d_ff"),
-             head_dim = head_dim_of(m, "rwkv7");
+  const auto width = m.get<int64_t>("d_model");
+  const auto d_ff = m.get<int64_t>("rwkv7_channel_mix.d_ff");
+  const auto head_dim = head_dim_of(m, "rwkv7");
   const auto eps = m.get<double>("norm_eps");
   if (m.get<double>("rwkv7.norm_eps") != double(head_dim) * eps)
     fail("model.rwkv7.norm_eps must be model.norm_eps times the {} channels of a head", head_dim);
@@ -128,8 +132,10 @@ std::vector<Rule> fla_rules(const Expanded& m) {
   add_norm(out, "embedding_norm", "model.layers.0.pre_norm");
   if (!m.get<bool>("tie_embeddings")) out.push_back({"head.weight", {{"lm_head.weight"}}});
   for (int64_t i = 0; i < m.get<int64_t>("num_layers"); ++i) {
-    const std::string layer = fmt::format("layers_{}.", i), ours = layer + "mixer.",
-                      theirs = fmt::format("model.layers.{}.", i), a = theirs + "attn.";
+    const std::string layer = fmt::format("layers_{}.", i);
+    const std::string ours = layer + "mixer.";
+    const std::string theirs = fmt::format("model.layers.{}.", i);
+    const std::string a = theirs + "attn.";
     add_norm(out, layer + "mixer_norm", theirs + "attn_norm");
     add_norm(out, layer + "channel_norm", theirs + "ffn_norm");
     add_norm(out, ours + "norm", a + "g_norm");
@@ -161,7 +167,8 @@ const bool fla_rwkv7 =
 
 std::vector<Value> lm_values(const Settings& s, const std::string& mixer,
                              const std::string& channel_mixer) {
-  const auto width = s.get<int64_t>("n_embd"), head_size = s.get<int64_t>("head_size", 64);
+  const auto width = s.get<int64_t>("n_embd");
+  const auto head_size = s.get<int64_t>("head_size", 64);
   return model_values(mixer, channel_mixer,
                       {s.as<int64_t>("vocab_size", "vocab_size"),
                        s.as<int64_t>("d_model", "n_embd"),
@@ -174,7 +181,8 @@ std::vector<Value> lm_values(const Settings& s, const std::string& mixer,
 
 nlohmann::json lm_config(const Expanded& m, const std::string& mixer,
                          const std::string& channel_mixer, double eps) {
-  const auto width = m.get<int64_t>("d_model"), d_ff = m.get<int64_t>(channel_mixer + ".d_ff");
+  const auto width = m.get<int64_t>("d_model");
+  const auto d_ff = m.get<int64_t>(channel_mixer + ".d_ff");
   if (m.get<double>("norm_eps") != 1e-5 || m.get<double>(mixer + ".norm_eps") != eps)
     fail("model.norm_eps must be 1e-5, model.{}.norm_eps {}", mixer, eps);
   return {{"dim_ffn", d_ff > 0           ? d_ff
@@ -193,7 +201,8 @@ std::vector<Rule> lm_rules(const Expanded& m, LayerRules rules) {
   add_norm(out, "norm", "ln_out");
   add_norm(out, "embedding_norm", "blocks.0.ln0");
   for (int64_t i = 0; i < m.get<int64_t>("num_layers"); ++i) {
-    const std::string ours = fmt::format("layers_{}.", i), theirs = fmt::format("blocks.{}.", i);
+    const std::string ours = fmt::format("layers_{}.", i);
+    const std::string theirs = fmt::format("blocks.{}.", i);
     add_norm(out, ours + "mixer_norm", theirs + "ln1");
     add_norm(out, ours + "channel_norm", theirs + "ln2");
     add_norm(out, ours + "mixer.norm", theirs + "att.ln_x");
@@ -215,7 +224,8 @@ void add_gates(std::vector<Rule>& out, const std::string& ours, const std::strin
 }
 
 void x052(std::vector<Rule>& out, const std::string& ours, const std::string& theirs, bool) {
-  const std::string a = theirs + "att.time_mix_", f = theirs + "ffn.time_mix_";
+  const std::string a = theirs + "att.time_mix_";
+  const std::string f = theirs + "ffn.time_mix_";
   add_gates(out, ours, theirs);
   out.push_back({ours + "mixer.mix", rows(a, "kvrg")});
   out.push_back({ours + "mixer.decay", {{theirs + "att.time_decay"}}});
@@ -223,8 +233,9 @@ void x052(std::vector<Rule>& out, const std::string& ours, const std::string& th
 }
 
 void x060(std::vector<Rule>& out, const std::string& ours, const std::string& theirs, bool) {
-  const std::string a = theirs + "att.time_maa_", f = theirs + "ffn.time_maa_",
-                    d = theirs + "att.time_decay";
+  const std::string a = theirs + "att.time_maa_";
+  const std::string f = theirs + "ffn.time_maa_";
+  const std::string d = theirs + "att.time_decay";
   add_gates(out, ours, theirs);
   out.push_back({ours + "mixer.mix_x", {{a + "x", 1, kVector}}});
   out.push_back({ours + "mixer.mix", rows(a, "wkvrg")});

@@ -37,7 +37,8 @@ at::Tensor moved(const at::Tensor& held, const at::Tensor& x, int64_t more) {
 
 // The last `count` steps of x or fewer: a part of its memory, or a copy if most of it is dropped.
 at::Tensor last_steps(const at::Tensor& x, int64_t count) {
-  const int64_t kept = std::min(x.size(1), count), dropped = x.size(1) - kept;
+  const int64_t kept = std::min(x.size(1), count);
+  const int64_t dropped = x.size(1) - kept;
   if (dropped > kept) return x.slice(1, dropped).clone();
   return at::GradMode::is_enabled() ? x.slice(1, dropped) : steps(x, dropped, kept);
 }
@@ -68,7 +69,8 @@ at::Tensor append(State& state, const std::string& name, const at::Tensor& x) {
 at::Tensor grow(State& state, const std::string& name, const at::Tensor& x, int64_t count) {
   state.appended.insert(name);
   at::Tensor& held = state[name];
-  const int64_t length = held.defined() ? held.size(1) : 0, total = length + count;
+  const int64_t length = held.defined() ? held.size(1) : 0;
+  const int64_t total = length + count;
   if (!held.defined() || room(held) < count)
     held = moved(held, x, held.defined() ? count + total : count);
   return held = steps(held, 0, total);

@@ -100,7 +100,8 @@ std::vector<at::Tensor> SlicedPass::backward(const std::vector<at::Tensor>& dy,
   for (size_t i = dy.size(); i-- > 0;) {
     Passage& passage = layer.passages[i];
     if (recompute_) passage.out = run(layer.function, i, passage, /*again=*/true);
-    std::vector<at::Tensor> roots = {passage.out.x}, root_gradients = {dy[i]};
+    std::vector<at::Tensor> roots = {passage.out.x};
+    std::vector<at::Tensor> root_gradients = {dy[i]};
     const auto add = [&](const Handed& tensors, const Handed& their_gradients) {
       for (const auto& [name, gradient] : their_gradients) {
         const at::Tensor& root = tensors.at(name);
@@ -125,9 +126,12 @@ std::vector<at::Tensor> SlicedPass::backward(const std::vector<at::Tensor>& dy,
 std::vector<at::Tensor> sliced_loss(LanguageModel& model, const at::Tensor& tokens,
                                     ContextSlices slices, Neighbours* neighbours, double divisor,
                                     const std::function<void(size_t)>& done) {
-  const int64_t here = slices.end - slices.begin, time = (tokens.size(1) - 1) / here;
+  const int64_t here = slices.end - slices.begin;
+  const int64_t time = (tokens.size(1) - 1) / here;
   SlicedPass pass(slices, neighbours, model.recompute_activations);
-  std::vector<at::Tensor> embedded, x, losses;
+  std::vector<at::Tensor> embedded;
+  std::vector<at::Tensor> x;
+  std::vector<at::Tensor> losses;
   for (int64_t i = 0; i < here; ++i) {
     const ModelState state{.layers = {}, .position = (slices.begin + i) * time};
     embedded.push_back(model.embed(tokens.narrow(1, i * time, time), state));

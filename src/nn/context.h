@@ -27,7 +27,9 @@ namespace assay::nn {
 
 // The slices of a sequence, and those that this process computes.
 struct ContextSlices {
-  int64_t count = 1, begin = 0, end = 1;
+  int64_t count = 1;
+  int64_t begin = 0;
+  int64_t end = 1;
 };
 
 // The processes with the slices before and after those of this process. What one of them sends, the
@@ -66,10 +68,12 @@ class SlicedPass {
  private:
   struct Tensors {
     at::Tensor x;
-    Handed handed, state;
+    Handed handed;
+    Handed state;
   };
   struct Passage {  // of one layer over one slice
-    Tensors in, out;
+    Tensors in;
+    Tensors out;
     Choices choices;
   };
   struct Layer {
@@ -84,7 +88,9 @@ class SlicedPass {
   Neighbours* neighbours_;
   bool recompute_;
   std::vector<Layer> layers_;
-  std::vector<Handed> handed_, handed_gradients_;  // by slice: what layers hand on to later ones
+  // by slice: what layers hand on to later ones
+  std::vector<Handed> handed_;
+  std::vector<Handed> handed_gradients_;
 };
 
 // Forward and backward of the loss of a batch whose sequences are cut. tokens: those of the slices

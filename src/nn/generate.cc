@@ -86,7 +86,8 @@ std::vector<std::vector<int64_t>> generate(LanguageModel& model, const at::Tenso
   const at::NoGradGuard no_grad;
   ModelState fresh;
   ModelState& state = given ? *given : fresh;
-  const int64_t batch = prompts.size(0), length = state.position + prompts.size(1);
+  const int64_t batch = prompts.size(0);
+  const int64_t length = state.position + prompts.size(1);
   const int64_t longest = model.max_time();
   if (max_tokens < 0) fail("max_tokens = {} must be 0 or more", max_tokens);
   if (max_tokens > longest - length + 1)  // the last token is not read

@@ -57,7 +57,8 @@ Start mamba_output(const Place& place) {
 
 Start orthogonal(double gain) {
   return [=](at::Tensor& parameter, const at::Generator& generator) {
-    const int64_t rows = parameter.size(0), columns = parameter.size(1);
+    const int64_t rows = parameter.size(0);
+    const int64_t columns = parameter.size(1);
     const at::Tensor random =
         at::randn({std::max(rows, columns), std::min(rows, columns)}, generator, at::kDouble);
     const auto [q, r] = at::linalg_qr(random);

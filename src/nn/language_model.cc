@@ -476,7 +476,9 @@ int64_t LanguageModel::state_bytes(int64_t time) {
     }
     return total;
   };
-  int64_t longest = INT64_MAX, filled = 0;  // no window below `time` fills after `filled`
+  // no window below `time` fills after `filled`
+  int64_t longest = INT64_MAX;
+  int64_t filled = 0;
   for (const auto& layer : layers) {
     longest = std::min(longest, layer->mixer->max_time());
     if (layer->mixer->window() < time) filled = std::max(filled, layer->mixer->window());
@@ -485,7 +487,8 @@ int64_t LanguageModel::state_bytes(int64_t time) {
   if (period < 1) return bytes(std::min<int64_t>(time, 1));
   const int64_t start = std::max(period, std::min(filled, longest - 2 * period));
   if (time <= start + period) return bytes(time);
-  const int64_t first = start + (time - start) % period, before = bytes(first);
+  const int64_t first = start + (time - start) % period;
+  const int64_t before = bytes(first);
   return before + (bytes(first + period) - before) * ((time - first) / period);
 }
 

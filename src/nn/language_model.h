@@ -19,9 +19,12 @@
 namespace assay::nn {
 
 struct ModelConfig {
-  int64_t vocab_size = 0, d_model = 64, num_layers = 2;
+  int64_t vocab_size = 0;
+  int64_t d_model = 64;
+  int64_t num_layers = 2;
   std::vector<std::string> pattern = {"attention"};
-  std::string channel_mixer = "geglu", norm = "rmsnorm";
+  std::string channel_mixer = "geglu";
+  std::string norm = "rmsnorm";
   double norm_eps = 1e-5;
   bool embedding_norm = false;
   double embedding_std = 0.02;
@@ -81,8 +84,11 @@ struct Layer : torch::nn::Module {
   // x [B, T, d_model]; `dtype`: that of the input of the mixers.
   Residual forward(Residual x, State& state, at::ScalarType dtype);
   at::Tensor forward(const at::Tensor& x, State& state, at::ScalarType dtype);
-  std::shared_ptr<Norm> mixer_norm, channel_norm;
-  std::shared_ptr<Mixer> mixer, channel_mixer;  // the last two null with channel_mixer = "none"
+  std::shared_ptr<Norm> mixer_norm;
+  std::shared_ptr<Norm> channel_norm;
+  // the last two null with channel_mixer = "none"
+  std::shared_ptr<Mixer> mixer;
+  std::shared_ptr<Mixer> channel_mixer;
 };
 
 struct LanguageModel : Module {
@@ -128,10 +134,14 @@ struct LanguageModel : Module {
   // leave the finite.
   std::function<void(int64_t layer, const at::Tensor& output)> watch;
 
-  at::Tensor embedding, positions;  // [V, d_model]; [max_positions, d_model]
+  // [V, d_model]; [max_positions, d_model]
+  at::Tensor embedding;
+  at::Tensor positions;
   std::vector<std::shared_ptr<Layer>> layers;
-  std::shared_ptr<Norm> embedding_norm, norm;  // the first null when not configured
-  std::shared_ptr<Linear> head;                // null when tied
+  // the first null when not configured
+  std::shared_ptr<Norm> embedding_norm;
+  std::shared_ptr<Norm> norm;
+  std::shared_ptr<Linear> head;  // null when tied
 
  private:
   at::Tensor converted_head_;  // of prepare_inference(), when tied
@@ -139,8 +149,8 @@ struct LanguageModel : Module {
 
 // The parts whose numerics versions decide what a step of training computes.
 struct Parts {
-  std::set<std::string> operators;         // ops/core/paths.h; without the optimizer's
-  std::map<std::string, int64_t> mixers;   // {"mixer mamba1": 2}: those above version 1
+  std::set<std::string> operators;        // ops/core/paths.h; without the optimizer's
+  std::map<std::string, int64_t> mixers;  // {"mixer mamba1": 2}: those above version 1
 };
 // Runs one step of a model of one period of the pattern on the CPU.
 Parts parts_of(ModelSpec spec);

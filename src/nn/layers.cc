@@ -9,10 +9,10 @@
 #include "base/random.h"
 #include "nn/initial_values.h"
 #include "nn/mixer.h"
-#include "ops/rowwise/gated_norm/gated_norm.h"
-#include "ops/rowwise/glu/glu.h"
 #include "ops/dense/linear/linear.h"
 #include "ops/recurrence/linear_attention/linear_attention.h"
+#include "ops/rowwise/gated_norm/gated_norm.h"
+#include "ops/rowwise/glu/glu.h"
 #include "ops/rowwise/norm/norm.h"
 #include "ops/rowwise/unit_length/unit_length.h"
 
@@ -76,8 +76,8 @@ std::vector<Linear*> linears_of(const torch::nn::Module& module) {
 namespace {
 
 bool is_trained_in_bf16(const at::Tensor& weight, const at::Tensor& x) {
-  return at::GradMode::is_enabled() && weight.requires_grad() && x.dim() > 1 &&
-         x.numel() > 0 && x.scalar_type() == at::kBFloat16 && weight.scalar_type() == at::kFloat;
+  return at::GradMode::is_enabled() && weight.requires_grad() && x.dim() > 1 && x.numel() > 0 &&
+         x.scalar_type() == at::kBFloat16 && weight.scalar_type() == at::kFloat;
 }
 
 }  // namespace
@@ -132,7 +132,8 @@ at::Tensor Norm::forward_projected(Residual& x, const Projection& to, at::Scalar
   const bool plain = !bias.defined() && groups == 1 && !zero_centered;
   if (!plain || at::GradMode::is_enabled() || x.x.scalar_type() != dtype)
     return to(forward(x).to(dtype));
-  const at::Tensor w = to.weight.to(dtype), b = to.bias.defined() ? to.bias.to(dtype) : to.bias;
+  const at::Tensor w = to.weight.to(dtype);
+  const at::Tensor b = to.bias.defined() ? to.bias.to(dtype) : to.bias;
   auto [sum, projected] =
       ops::norm_linear(x.x, x.y, weight, eps, w, b, to.activation, w.is_same(to.weight));
   x = {sum, {}};
@@ -262,7 +263,8 @@ std::pair<at::Tensor, at::Tensor> Rotary::angles_of_step(const at::Tensor& x, St
   extend(x, state.capacity);
   state.read_by_graph = {cos_, sin_};
   const std::string name = fmt::format("rotary angles {} {}", head_dim_, base_);
-  at::Tensor &cos = state.handed[name + " cos"], &sin = state.handed[name + " sin"];
+  at::Tensor& cos = state.handed[name + " cos"];
+  at::Tensor& sin = state.handed[name + " sin"];
   if (!cos.defined()) {
     const at::Tensor index = state.device_positions.clamp_min(0);
     cos = cos_.index_select(0, index);

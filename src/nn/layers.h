@@ -59,7 +59,8 @@ struct LinearOptions {
 // y = x Wᵀ + b, followed by glu(y, activation) unless the activation is empty; weight [out, in],
 // bias [out] or absent.
 struct Projection {
-  at::Tensor weight, bias = {};
+  at::Tensor weight;
+  at::Tensor bias = {};
   std::string_view activation = {};
   at::Tensor operator()(const at::Tensor& x) const;
 };
@@ -69,14 +70,16 @@ struct Linear : Module {
   Linear(int64_t in, int64_t out, LinearOptions options = {});
   at::Tensor forward(const at::Tensor& x) const;
   Projection projection(std::string_view activation = {}) const;
-  at::Tensor weight, bias;
+  at::Tensor weight;
+  at::Tensor bias;
 };
 // All projections in a module and its parts.
 std::vector<Linear*> linears_of(const torch::nn::Module& module);
 
 // The residual stream after a part of a layer: x + y, or x if y is undefined. The next norm adds.
 struct Residual {
-  at::Tensor x, y;
+  at::Tensor x;
+  at::Tensor y;
   at::Tensor sum() const;
 };
 
@@ -88,7 +91,7 @@ struct Norm : Module {
   Norm(const std::string& kind, int64_t size, double eps, int64_t groups = 1);
   at::Tensor forward(const at::Tensor& x) const;
   at::Tensor forward(Residual& x) const;  // of the sum, which x becomes
-  // to(forward(x)) in `dtype`, by one kernel for some sizes (norm_linear of ops/dense/linear/linear.h).
+  // to(forward(x)) in `dtype`, by one kernel for some sizes (norm_linear of linear.h).
   at::Tensor forward_projected(Residual& x, const Projection& to, at::ScalarType dtype) const;
   // forward(x) ⊙ silu(z), or forward(x ⊙ silu(z)). z has the shape of x.
   at::Tensor forward_then_gate(const at::Tensor& x, const at::Tensor& z) const;
@@ -96,7 +99,8 @@ struct Norm : Module {
   // Both are root-mean-square norms without a bias; a row may also have several heads [..., heads ·
   // size] that share the weight.
   static const std::vector<std::string>& kinds();
-  at::Tensor weight, bias;
+  at::Tensor weight;
+  at::Tensor bias;
   double eps;
   int64_t groups;
   bool zero_centered;
@@ -106,7 +110,8 @@ struct Norm : Module {
 struct LowRank : Module {
   LowRank(int64_t in, int64_t rank, int64_t out, bool with_bias, std::string activation = "none");
   at::Tensor forward(const at::Tensor& x) const;
-  std::shared_ptr<Linear> down_proj, up_proj;
+  std::shared_ptr<Linear> down_proj;
+  std::shared_ptr<Linear> up_proj;
   std::string activation;
 };
 
@@ -159,7 +164,9 @@ class Rotary {
   void extend(const at::Tensor& x, int64_t end) const;  // the tables to `end` positions
   int64_t head_dim_;
   double base_;
-  mutable at::Tensor cos_, sin_;  // [positions seen so far, D/2], of the last device and dtype used
+  // [positions seen so far, D/2], of the last device and dtype used
+  mutable at::Tensor cos_;
+  mutable at::Tensor sin_;
 };
 
 }  // namespace assay::nn

@@ -17,7 +17,8 @@ using torch::autograd::variable_list;
 // or spare memory (GPU). On a GPU the parts are equal: a short last one would leave SMs idle.
 int64_t rows_at_once(const Tensor& hidden, int64_t vocabulary) {
   const int64_t elements = hidden.is_cuda() ? int64_t{1} << 28 : int64_t{1} << 22;
-  const int64_t most = std::max<int64_t>(64, elements / vocabulary), count = hidden.size(0);
+  const int64_t most = std::max<int64_t>(64, elements / vocabulary);
+  const int64_t count = hidden.size(0);
   if (!hidden.is_cuda() || count == 0) return most;
   const int64_t parts = (count + most - 1) / most;
   return (count + parts - 1) / parts;
@@ -27,13 +28,16 @@ struct LmLoss : torch::autograd::Function<LmLoss> {
   static Tensor forward(AutogradContext* context, const Tensor& hidden, const Tensor& master,
                         const Tensor& targets) {
     const Tensor weight = master.to(hidden.scalar_type());
-    const int64_t count = hidden.size(0), rows = rows_at_once(hidden, weight.size(0));
+    const int64_t count = hidden.size(0);
+    const int64_t rows = rows_at_once(hidden, weight.size(0));
     Tensor loss =
         at::zeros({}, hidden.options().dtype(at::promote_types(hidden.scalar_type(), at::kFloat)));
-    Tensor dhidden = at::empty_like(hidden), dweight = at::zeros(master.sizes(), master.options());
+    Tensor dhidden = at::empty_like(hidden);
+    Tensor dweight = at::zeros(master.sizes(), master.options());
     for (int64_t begin = 0; begin < count; begin += rows) {
       const int64_t end = std::min(begin + rows, count);
-      const Tensor h = hidden.slice(0, begin, end), logits = ops::product(h, weight);
+      const Tensor h = hidden.slice(0, begin, end);
+      const Tensor logits = ops::product(h, weight);
       loss += ops::cross_entropy_(logits, targets.slice(0, begin, end), 1.0 / double(count)).sum();
       const Tensor& dlogits = logits;  // in their place
       Tensor dh = dhidden.slice(0, begin, end);

@@ -125,7 +125,9 @@ struct Place {
         num_layers(count),
         first(is_first),
         residuals_per_layer(residuals) {}
-  int64_t d_model, layer, num_layers;
+  int64_t d_model;
+  int64_t layer;
+  int64_t num_layers;
   bool first;                   // no earlier layer has the same mixer
   int64_t residuals_per_layer;  // 1 where no channel mixer follows, otherwise 2
 };

@@ -19,7 +19,8 @@ std::string python_class(const std::string& part);
 // Where the class is. `source` is the text of the file, so that a run keeps the code that it was
 // trained with; of a module that is imported, "sha256 " and that of its file.
 struct PythonCode {
-  std::string name, source;
+  std::string name;
+  std::string source;
 };
 // Reads the file, or asks Python for the hash. With a hash of an earlier time in `known`, BadInput
 // unless it is still that of the file. BadInput without Python.

@@ -18,7 +18,9 @@ struct ShortConv : Module {
   // The same in parts along the channels, as views.
   std::vector<at::Tensor> forward(const at::Tensor& x, State& state, at::IntArrayRef parts) const;
 
-  at::Tensor weight, bias;  // [channels, K], [channels]; undefined where there is none
+  // [channels, K], [channels]; undefined where there is none
+  at::Tensor weight;
+  at::Tensor bias;
   std::string activation;
 };
 

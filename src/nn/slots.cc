@@ -8,8 +8,8 @@
 #include <map>
 
 #include "nn/cache.h"
-#include "ops/core/asynchronous.h"
 #include "ops/attention/decode_attention/decode_attention.h"
+#include "ops/core/asynchronous.h"
 
 namespace assay::nn {
 namespace {
@@ -95,8 +95,8 @@ void Slots::use_device_positions() {
   std::vector<int64_t> numbers;  // of caches of each layer
   int64_t places = 0;
   for (const auto& layer : model_.layers) {
-    const bool has_caches = layer->mixer->caches_per_row() &&
-                            layer->mixer->can_be_captured(options_of_inputs(model_));
+    const bool has_caches =
+        layer->mixer->caches_per_row() && layer->mixer->can_be_captured(options_of_inputs(model_));
     numbers.push_back(has_caches ? std::ssize(layer->mixer->caches()) : 0);
     first_place_.push_back(places);
     places += rows() * numbers.back();
@@ -124,7 +124,8 @@ int64_t Slots::rows_for(LanguageModel& model, int64_t count) {
 // model with few layers, which computes few of them in a step, takes more steps.
 bool Slots::rows_are_alike(LanguageModel& model, int64_t rows) {
   const at::NoGradGuard no_grad;
-  const at::Tensor prompt = at::zeros({1, 1}, at::kLong), token = prompt[0];
+  const at::Tensor prompt = at::zeros({1, 1}, at::kLong);
+  const at::Tensor token = prompt[0];
   ModelState state;
   model.hidden(prompt, state);
   Slots slots(model, Exactly{rows}, 0);
@@ -301,8 +302,8 @@ ModelState Slots::batch() const {
         layer[name] = at::full({}, out.position, at::kLong);
         continue;
       }
-      const int64_t window = mixer.window(),
-                    steps = out.position / (tokens.contains(name) ? tokens[name] : 1);
+      const int64_t window = mixer.window();
+      const int64_t steps = out.position / (tokens.contains(name) ? tokens[name] : 1);
       if (steps == 0) continue;
       std::vector<at::Tensor> rows;
       for (int64_t slot = 0; slot < count(); ++slot) {

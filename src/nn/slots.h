@@ -73,7 +73,8 @@ class Slots {
     int64_t rows;
   };
   struct Copies {
-    std::vector<at::Tensor> to, from;
+    std::vector<at::Tensor> to;
+    std::vector<at::Tensor> from;
   };
   Slots(LanguageModel& model, Exactly number, int64_t capacity);
   int64_t rows() const { return int64_t(state_.positions.size()); }  // count() or more
@@ -92,12 +93,18 @@ class Slots {
   ModelState state_;
   std::vector<std::set<std::string>> of_channel_mixer_;  // the names of its tensors, by layer
   int64_t count_;
-  at::Tensor tokens_;           // [rows], that the next step reads
-  at::Tensor draws_;            // [count, sizeof(ops::Draw)]
-  at::Tensor drawn_, logits_;   // of the last step
-  at::Tensor caches_, places_;  // State::caches of all layers, one after the other; on the host
+  at::Tensor tokens_;  // [rows], that the next step reads
+  at::Tensor draws_;   // [count, sizeof(ops::Draw)]
+  // of the last step
+  at::Tensor drawn_;
+  at::Tensor logits_;
+  // State::caches of all layers, one after the other; on the host
+  at::Tensor caches_;
+  at::Tensor places_;
   std::vector<int64_t> first_place_;  // of each layer in these
-  bool can_be_captured_ = false, places_changed_ = false, warm_ = false;
+  bool can_be_captured_ = false;
+  bool places_changed_ = false;
+  bool warm_ = false;
   int64_t least_capacity_ = 0;
   std::vector<int64_t> capacities_;  // of the caches of each row
   // By layer: the memory of caches for `least_capacity_` tokens, [rows, least_capacity_, …]

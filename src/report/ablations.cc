@@ -66,7 +66,8 @@ std::map<std::string, double> places(const std::vector<std::string>& values) {
   std::map<std::string, double> out;
   const bool numbers =
       std::ranges::all_of(values, [](const auto& text) { return number(text).has_value(); });
-  double low = INFINITY, high = -INFINITY;
+  double low = INFINITY;
+  double high = -INFINITY;
   for (const std::string& text : values)
     if (const auto value = number(text); value && *value > 0) {
       low = std::min(low, std::log2(*value));
@@ -92,7 +93,8 @@ Reading delta(const Architecture& a) {
 
 // The bar is the range of the seeds.
 Reading entropy(const Architecture& a) {
-  double low = INFINITY, high = -INFINITY;
+  double low = INFINITY;
+  double high = -INFINITY;
   const auto of = [](const Run& run) { return mean_attention_entropy(run.evaluations.back()); };
   for (const Run& run : a.runs()) {
     low = std::min(low, of(run));
@@ -147,7 +149,8 @@ void add_figures(FigureGroup& group, const Setting& setting, const std::string& 
   const std::string shown = name.substr(std::string("model.").size());
   const std::string file = figure_id(setting, "over-" + shown);
   Axis x{.title = shown};
-  double first = INFINITY, last = -INFINITY;
+  double first = INFINITY;
+  double last = -INFINITY;
   for (const auto& [text, at] : places(values)) {
     x.ticks.emplace_back(at, shown_value(text));
     first = std::min(first, at);

@@ -163,7 +163,9 @@ double warmup_tokens(const Setting& setting) {
   double most = 0;
   for (const Architecture& a : setting.architectures)
     for (const Run* run : a.all_runs()) {
-      int64_t warmup_steps = 0, batch_size = 0, sequence_length = 0;
+      int64_t warmup_steps = 0;
+      int64_t batch_size = 0;
+      int64_t sequence_length = 0;
       const ConfigNode train = ConfigNode::parse(run->data.config).child("train");
       train.read({{"warmup_steps", &warmup_steps, ""},
                   {"batch_size", &batch_size, ""},
@@ -248,7 +250,8 @@ RunPair runs_of_equal_budget(const Architecture& a, const Architecture& b) {
 }
 
 double mean_attention_entropy(const Evaluation& evaluation) {
-  double sum = 0, count = 0;
+  double sum = 0;
+  double count = 0;
   for (const auto& heads : evaluation.attention_entropy)
     for (const double entropy : heads) {
       sum += entropy;

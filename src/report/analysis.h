@@ -83,13 +83,17 @@ struct Architecture {
 };
 
 struct Setting {
-  std::string name;                      // "" when the study has one
-  std::vector<std::string> train, test;  // domains; test = train in the mixed-domain setting
-  std::vector<std::string> further;      // more unseen domains
-  std::string held_out, split;           // split of the training domains; of the test domains
-  bool mixed = false;                    // nothing is out of domain
-  bool has_planned_ladder = false;       // the plan has one, whether or not its runs have finished
-  std::vector<Kind> kinds;               // of the secondary comparison
+  std::string name;  // "" when the study has one
+  // domains; test = train in the mixed-domain setting
+  std::vector<std::string> train;
+  std::vector<std::string> test;
+  std::vector<std::string> further;  // more unseen domains
+  // split of the training domains; of the test domains
+  std::string held_out;
+  std::string split;
+  bool mixed = false;               // nothing is out of domain
+  bool has_planned_ladder = false;  // the plan has one, whether or not its runs have finished
+  std::vector<Kind> kinds;          // of the secondary comparison
   Ladder ladder;
   std::vector<Grid> grids;                  // the learning rates that were tried, by model
   study::Overlap overlap;                   // of test and training text
@@ -112,7 +116,8 @@ struct Setting {
 };
 
 struct Study {
-  std::string name, reference;
+  std::string name;
+  std::string reference;
   std::string plan;  // its text
   std::vector<Setting> settings;
   std::vector<study::StudyRun> runs;  // all planned runs

@@ -64,10 +64,10 @@ std::string in_one_sentence(const Architecture& a, const Setting& setting) {
   const bool by_delta = end.judged_by == "delta_end";
   const stats::Interval& number = by_delta ? end.delta : end.equal_tokens.value;
   if (end.judged_by.empty() || !std::isfinite(number.estimate)) return "";
-  std::string out = fmt::format("{} its {} is {} than that of the reference",
-                                by_delta ? fmt::format("At equal {},", setting.pretraining_name())
-                                         : "After equal tokens,",
-                                setting.test_name(), higher_or_lower(number.estimate));
+  std::string out = fmt::format(
+      "{} its {} is {} than that of the reference",
+      by_delta ? fmt::format("At equal {},", setting.pretraining_name()) : "After equal tokens,",
+      setting.test_name(), higher_or_lower(number.estimate));
   const stats::Interval& recall = end.recall.value;
   if (!end.recall.problem.empty() || !std::isfinite(recall.estimate)) return out + ".";
   const stats::Verdict verdict = end.recall.verdict;
@@ -102,7 +102,8 @@ std::string trend(const Architecture& a) {
 // Of the checks that carry a verdict. A verdict of "not settled" on both sides says nothing.
 std::string at_other_rates(const Architecture& a) {
   if (!a.end.judged) return "";
-  std::vector<std::string> same, differing;
+  std::vector<std::string> same;
+  std::vector<std::string> differing;
   for (const Check& check : a.checks) {
     if (!check.end.judged) continue;
     if (check.end.verdict == a.end.verdict) same.push_back(check.purpose);
@@ -315,7 +316,9 @@ std::vector<std::string> cautions(const Setting& setting, const Study& study) {
 }
 
 Json tasks(const Study& study) {
-  Json scores = Json::array(), agreement = Json::array(), problems = Json::array();
+  Json scores = Json::array();
+  Json agreement = Json::array();
+  Json problems = Json::array();
   bool has_tasks = false;
   for (const Setting& setting : study.settings) {
     has_tasks = has_tasks || !setting.tasks.empty();

@@ -13,10 +13,14 @@ bool is_empty(const Item& item) {
 }  // namespace
 
 std::vector<Item> contents(const Setting& s) {
-  const std::string ends = "The ends of runs", rates = "Learning rates";
-  const std::string training = "Along training", cost = "Speed and memory";
+  const std::string ends = "The ends of runs";
+  const std::string rates = "Learning rates";
+  const std::string training = "Along training";
+  const std::string cost = "Speed and memory";
   const std::string tasks = "Tasks";
-  const std::string inside = "What the models do", models = "Models", second = "Secondary measure";
+  const std::string inside = "What the models do";
+  const std::string models = "Models";
+  const std::string second = "Secondary measure";
   std::vector<Item> all = {
       {"", verdict_table(s)},
       {ends, ladder_plot(s)},

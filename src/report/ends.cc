@@ -208,7 +208,8 @@ void compare_on_all_domains(Setting& setting) {
 }
 
 void compare_with_ladder(Setting& setting) {
-  Contenders contenders, checks;
+  Contenders contenders;
+  Contenders checks;
   for (Architecture& a : setting.architectures) {
     if (a.style == 0) continue;
     std::vector<const Run*> both = setting.reference().all_runs();
@@ -363,10 +364,12 @@ std::vector<stats::Budget> only_domain(const std::vector<stats::Budget>& budgets
 }
 
 double loss_of(const stats::End& end, const std::string& domain) {
-  double sum = 0, count = 0;
+  double sum = 0;
+  double count = 0;
   for (const auto& [name, losses] : end.domains) {
     if (!domain.empty() && name != domain) continue;
-    double nll = 0, tokens = 0;
+    double nll = 0;
+    double tokens = 0;
     for (size_t c = 0; c < losses.nll.size(); ++c) {
       nll += losses.nll[c];
       tokens += losses.tokens[c];

@@ -20,7 +20,7 @@ struct Ladder {
   std::string problem;  // why no architecture can be compared; empty otherwise
   std::string advice;   // what to add to the plan where there is a problem
   std::vector<std::string> warnings;
-  double critical = 1;  // see stats::LadderResult
+  double critical = 1;           // see stats::LadderResult
   stats::LadderOptions options;  // limits of the verdicts
   bool mature = false;
   bool clustered_by_source = false;                      // false: by document
@@ -38,7 +38,9 @@ struct Check {
 // What the smaller budgets of an architecture predict for its largest one that carries a verdict.
 struct Foretold {
   std::string name;
-  double from = 0, tokens = 0;  // largest budget that was used; the budget that is predicted
+  // largest budget that was used; the budget that is predicted
+  double from = 0;
+  double tokens = 0;
   stats::Interval predicted{};  // 90 %
   // 95 %, of this budget alone; absent when it was not trained
   std::optional<stats::Interval> measured;

@@ -24,7 +24,8 @@ Shape shape(int style) {
 std::pair<double, double> shown_range(const Figure& figure, bool vertical) {
   const Axis& axis = vertical ? figure.y : figure.x;
   if (axis.range) return *axis.range;
-  double low = INFINITY, high = -INFINITY;
+  double low = INFINITY;
+  double high = -INFINITY;
   const auto see = [&](double value) {
     if (!std::isfinite(value) || (axis.log && value <= 0)) return;
     low = std::min(low, value);

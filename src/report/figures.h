@@ -11,8 +11,12 @@ struct Series {
   std::string name;
   // 0: the reference (black circles), then one colour and symbol each
   int style = 0;
-  std::vector<double> x, y;       // points that are not finite are left out
-  std::vector<double> low, high;  // ends of an error bar; empty for none
+  // points that are not finite are left out
+  std::vector<double> x;
+  std::vector<double> y;
+  // ends of an error bar; empty for none
+  std::vector<double> low;
+  std::vector<double> high;
   bool line = true;
   double marker = 3;                   // radius in pixels; the last point of a line is drawn larger
   bool upright = false;                // the error bar runs along y, not x
@@ -29,14 +33,19 @@ struct Axis {
 };
 
 struct Figure {
-  std::string id, title;  // id: the name of the SVG file
-  Axis x, y;
+  // id: the name of the SVG file
+  std::string id;
+  std::string title;
+  Axis x;
+  Axis y;
   std::vector<Series> series = {};
   bool identity = false;                  // the line y = x
   std::optional<double> vertical = {};    // a line at this x
   std::optional<double> horizontal = {};  // a line at this y
-  double band = 0;                // half-width of the margin band around `vertical` or `horizontal`
-  int width = 480, height = 340;  // of the drawing without its legend, in pixels
+  double band = 0;  // half-width of the margin band around `vertical` or `horizontal`
+  // of the drawing without its legend, in pixels
+  int width = 480;
+  int height = 340;
 };
 
 // Index of a style's colour, from 0 to 8. No other style has the colour or the shape of style 0;

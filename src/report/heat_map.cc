@@ -9,7 +9,11 @@
 namespace assay::report {
 namespace {
 
-constexpr double kCell = 44, kRow = 26, kLeft = 76, kTop = 40, kBottom = 52;
+constexpr double kCell = 44;
+constexpr double kRow = 26;
+constexpr double kLeft = 76;
+constexpr double kTop = 40;
+constexpr double kBottom = 52;
 
 // {0}: title, {1} and {2}: size
 constexpr const char* kOpening = R"(<svg xmlns="http://www.w3.org/2000/svg" role="img"
@@ -20,7 +24,9 @@ constexpr const char* kOpening = R"(<svg xmlns="http://www.w3.org/2000/svg" role
 
 // From vermilion (0) over white (0.5) to blue (1), which colour-blind readers can tell apart.
 std::string paint(double share) {
-  const double from[3] = {213, 94, 0}, middle[3] = {255, 255, 255}, to[3] = {0, 114, 178};
+  const double from[3] = {213, 94, 0};
+  const double middle[3] = {255, 255, 255};
+  const double to[3] = {0, 114, 178};
   int mixed[3];
   for (int i = 0; i < 3; ++i)
     mixed[i] = int(std::lround(share < 0.5 ? from[i] + (middle[i] - from[i]) * 2 * share
@@ -39,14 +45,16 @@ std::string label(double x, double y, const std::string& text, const char* ancho
 
 std::string to_svg(const HeatMap& map) {
   const double width = kLeft + kCell * double(map.x.size()) + 16;
-  const double bottom = kTop + kRow * double(map.y.size()), height = bottom + kBottom;
+  const double bottom = kTop + kRow * double(map.y.size());
+  const double height = bottom + kBottom;
   std::string out = fmt::format(kOpening, escape(plain_text(map.title)), width, height);
   out += label(kLeft, 18, map.title, "start");
   for (size_t row = 0; row < map.y.size(); ++row) {
     const double y = kTop + kRow * double(row);
     out += label(kLeft - 6, y + 17, map.y[row], "end");
     for (size_t column = 0; column < map.x.size(); ++column) {
-      const double value = map.values[row][column], x = kLeft + kCell * double(column);
+      const double value = map.values[row][column];
+      const double x = kLeft + kCell * double(column);
       if (std::isnan(value)) continue;
       out += fmt::format(
           R"(<rect x="{:.1f}" y="{:.1f}" width="{}" height="{}" fill="{}" stroke="#fff"/>)", x, y,

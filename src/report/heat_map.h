@@ -6,8 +6,12 @@
 namespace assay::report {
 
 struct HeatMap {
-  std::string title, x_title, y_title;
-  std::vector<std::string> x, y;            // labels of columns and rows
+  std::string title;
+  std::string x_title;
+  std::string y_title;
+  // labels of columns and rows
+  std::vector<std::string> x;
+  std::vector<std::string> y;
   std::vector<std::vector<double>> values;  // [row][column]; NaN: an empty cell
 };
 std::string to_svg(const HeatMap& map);

@@ -73,7 +73,8 @@ Table differing_table(const Setting& setting) {
               {{"hyper-parameter"}},
               {}};
   const Configurations all(setting);
-  std::vector<Cell> seeds = {std::string("seeds")}, parameters = {std::string("parameters")};
+  std::vector<Cell> seeds = {std::string("seeds")};
+  std::vector<Cell> parameters = {std::string("parameters")};
   for (const Architecture& a : setting.architectures) {
     table.columns.push_back({a.name});
     std::string list;

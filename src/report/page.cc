@@ -144,9 +144,8 @@ std::string html(const FigureGroup& group) {
     const std::string link =
         fmt::format("<a href=\"figures/{}.svg\">SVG<span class=\"hidden\"> of {}</span></a>",
                     escape(figure.id), escape(figure.title));
-    out += fmt::format(
-        "<figure style=\"--width:{}px\">{}<figcaption>{}</figcaption></figure>\n", figure.width,
-        to_svg(figure), link);
+    out += fmt::format("<figure style=\"--width:{}px\">{}<figcaption>{}</figcaption></figure>\n",
+                       figure.width, to_svg(figure), link);
   }
   return out + "</div>\n";
 }
@@ -186,7 +185,8 @@ std::string facts(const Setting& setting) {
     if (a.style == 0) continue;
     const std::vector<std::string> all = sentences(a, setting);
     if (all.empty()) continue;
-    std::vector<std::string> findings, warnings;
+    std::vector<std::string> findings;
+    std::vector<std::string> warnings;
     for (const std::string& sentence : all) {
       const bool is_warning = sentence.starts_with("Warning:");
       (is_warning ? warnings : findings).push_back(sentence);

@@ -21,7 +21,8 @@ std::vector<Series> lines(const Setting& setting, X&& get_x, Y&& get_y) {
     for (const Run* run : a.all_runs()) {
       Series series{.name = a.name, .style = a.style};
       for (const Evaluation& e : run->evaluations) {
-        const double x = get_x(e), y = get_y(e);
+        const double x = get_x(e);
+        const double y = get_y(e);
         if (!std::isfinite(x) || !std::isfinite(y)) continue;
         series.x.push_back(x);
         series.y.push_back(y);
@@ -50,7 +51,10 @@ std::vector<Series> with_end_symbols(std::vector<Series> all) {
 // The later two thirds of every line, where architectures differ. The first losses of training
 // would otherwise fill the figure.
 void focus(Figure& figure) {
-  double left = INFINITY, right = -INFINITY, bottom = INFINITY, top = -INFINITY;
+  double left = INFINITY;
+  double right = -INFINITY;
+  double bottom = INFINITY;
+  double top = -INFINITY;
   for (const Series& s : figure.series)
     for (size_t i = s.x.size() / 3; i < s.x.size(); ++i) {
       left = std::min(left, s.x[i]);
@@ -59,7 +63,8 @@ void focus(Figure& figure) {
       top = std::max(top, s.y[i]);
     }
   if (!(left < right && bottom < top)) return;
-  const double side = 0.06 * (right - left), above = 0.06 * (top - bottom);
+  const double side = 0.06 * (right - left);
+  const double above = 0.06 * (top - bottom);
   figure.x.range = {left - side, right + side};
   figure.y.range = {bottom - above, top + above};
 }
@@ -106,9 +111,10 @@ Figure curve(const Setting& setting, const std::string& file, const std::string&
                 .title = title,
                 .x = {.title = "training tokens"},
                 .y = {.title = "loss, nats per token"}};
-  figure.series = lines(
-      setting, [](const Evaluation& e) { return e.tokens; }, get);
-  double last = 0, bottom = INFINITY, top = -INFINITY;
+  figure.series = lines(setting, [](const Evaluation& e) { return e.tokens; }, get);
+  double last = 0;
+  double bottom = INFINITY;
+  double top = -INFINITY;
   for (const Series& series : figure.series)
     for (size_t i = 0; i < series.x.size(); ++i) {
       last = std::max(last, series.x[i]);
@@ -195,8 +201,8 @@ FigureGroup entropy_plots(const Setting& setting) {
                .title = "Mean over layers and heads",
                .x = {.title = "training tokens"},
                .y = {.title = "attention entropy"}};
-  along.series = lines(
-      setting, [](const Evaluation& e) { return e.tokens; }, mean_attention_entropy);
+  along.series =
+      lines(setting, [](const Evaluation& e) { return e.tokens; }, mean_attention_entropy);
   std::erase_if(along.series, [](const Series& series) { return series.x.empty(); });
   if (along.series.empty()) return group;
   along.series = with_end_symbols(std::move(along.series));

@@ -6,7 +6,8 @@
 namespace assay::report {
 
 struct FigureGroup {
-  std::string title, note;
+  std::string title;
+  std::string note;
   std::vector<Figure> figures = {};
   bool large = false;  // the figures fill the width of the page
 };
@@ -19,7 +20,7 @@ FigureGroup recall_forest(const Setting& setting);  // its parts on recall targe
 FigureGroup budget_plots(const Setting& setting);   // Δ_end over the budget
 // Score on recall tasks over Δ_end; no figure without recall tasks.
 FigureGroup agreement_plot(const Setting& setting);
-FigureGroup tuning_plots(const Setting& setting);   // held-out loss over the learning rate
+FigureGroup tuning_plots(const Setting& setting);  // held-out loss over the learning rate
 // Losses over training tokens, and along training against each other.
 FigureGroup training_curves(const Setting& setting);
 // What the secondary measure is the mean of.

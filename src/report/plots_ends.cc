@@ -15,7 +15,8 @@ constexpr int kCurvePoints = 60;
 constexpr double kForestRow = 24;
 
 struct Point {
-  double held_out = 0, loss = 0;
+  double held_out = 0;
+  double loss = 0;
 };
 
 Point point_of(const Run& run, const Setting& setting, const std::string& domain) {
@@ -51,7 +52,8 @@ void add_ends(Figure& figure, const Architecture& a, const Setting& setting,
 Series curve_of(const Setting& setting, const std::string& domain) {
   Series curve{.name = setting.reference().name, .style = 0, .marker = 0};
   const auto ladder = only_domain(setting.ladder.budgets, domain);
-  double low = INFINITY, high = -INFINITY;
+  double low = INFINITY;
+  double high = -INFINITY;
   for (const stats::Budget& budget : ladder)
     for (const stats::End& end : budget.runs) {
       low = std::min(low, end.held_out);

@@ -74,11 +74,14 @@ double last_loss(const std::vector<Run>& runs, const std::string& domain) {
 
 // "position_64_256" after "position_8_16": by text, numbers by value.
 bool natural(const std::string& a, const std::string& b) {
-  size_t i = 0, j = 0;
+  size_t i = 0;
+  size_t j = 0;
   while (i < a.size() && j < b.size()) {
     if (std::isdigit(a[i]) && std::isdigit(b[j])) {
-      char *ei, *ej;
-      const auto x = std::strtoull(&a[i], &ei, 10), y = std::strtoull(&b[j], &ej, 10);
+      char* ei;
+      char* ej;
+      const auto x = std::strtoull(&a[i], &ei, 10);
+      const auto y = std::strtoull(&b[j], &ej, 10);
       if (x != y) return x < y;
       i = size_t(ei - a.data());
       j = size_t(ej - b.data());

@@ -9,7 +9,10 @@
 namespace assay::report {
 namespace {
 
-constexpr double kRight = 16, kTop = 36, kBottom = 50, kLegendLine = 20;
+constexpr double kRight = 16;
+constexpr double kTop = 36;
+constexpr double kBottom = 50;
+constexpr double kLegendLine = 20;
 constexpr double kBarWidth = 250;
 constexpr double kBarRow = 18;    // height
 constexpr double kBarLabel = 22;  // width of the labels
@@ -81,7 +84,8 @@ class Scale {
         from_(from),
         to_(to) {}
   double operator()(double value) const {
-    const double a = map(range_.first), b = map(range_.second);
+    const double a = map(range_.first);
+    const double b = map(range_.second);
     return from_ + (map(value) - a) / (b - a) * (to_ - from_);
   }
   bool inside(double value) const {
@@ -99,7 +103,8 @@ class Scale {
   double map(double value) const { return axis_.log ? std::log10(value) : value; }
   const Axis& axis_;
   std::pair<double, double> range_;
-  double from_, to_;
+  double from_;
+  double to_;
 };
 
 // Room for the title of the vertical axis and for the longest label, at 8.4 pixels per letter: as
@@ -243,7 +248,8 @@ class Drawing {
     }
     for (size_t i = 0; i < series.x.size(); ++i) {
       if (!x_.inside(series.x[i]) || !y_.inside(series.y[i])) continue;
-      const double x = x_(series.x[i]), y = y_(series.y[i]);
+      const double x = x_(series.x[i]);
+      const double y = y_(series.y[i]);
       if (!series.low.empty() && std::isfinite(series.low[i]) && std::isfinite(series.high[i])) {
         if (series.upright)
           line(x, y_(series.low[i]), x, y_(series.high[i]), css_class.c_str(), paint, 1.8);
@@ -290,8 +296,11 @@ class Drawing {
   }
 
   const Figure& figure_;
-  double left_, right_, bottom_;
-  Scale x_, y_;
+  double left_;
+  double right_;
+  double bottom_;
+  Scale x_;
+  Scale y_;
   std::string body_;
 };
 

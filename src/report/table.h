@@ -32,12 +32,16 @@ struct Column {
 };
 // A text with its own HTML in the page.
 struct Rich {
-  std::string text, html;
+  std::string text;
+  std::string html;
 };
 using Cell = std::variant<std::string, double, stats::Interval, Rich>;  // NaN: nothing to show
 
 struct Table {
-  std::string id, title, note;  // id: the name of the CSV file
+  // id: the name of the CSV file
+  std::string id;
+  std::string title;
+  std::string note;
   std::vector<Column> columns;
   std::vector<std::vector<Cell>> rows = {};
   bool shown = true;   // in the page; false: CSV only

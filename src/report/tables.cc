@@ -289,7 +289,7 @@ Table probe_table(const Setting& setting) {
         return probes ? get(*probes) : kNone;
       });
     };
-    const auto mean = [&](double run::MeanProbe::*value) {
+    const auto mean = [&](double run::MeanProbe::* value) {
       return over_runs([&](const run::Probes& probes) { return probes.mean.*value; });
     };
     const double best = over_runs([](const run::Probes& probes) {

@@ -6,8 +6,8 @@
 namespace assay::report {
 
 // The primary comparison, at the ends of runs.
-Table verdict_table(const Setting& setting);     // one row per architecture: the answer
-Table domain_table(const Setting& setting);      // Δ_end by domain
+Table verdict_table(const Setting& setting);       // one row per architecture: the answer
+Table domain_table(const Setting& setting);        // Δ_end by domain
 Table equal_tokens_table(const Setting& setting);  // E and R by budget
 Table early_table(const Setting& setting);         // E and R at the smallest and largest budget
 Table wide_table(const Setting& setting);          // E on all unseen domains, further ones included

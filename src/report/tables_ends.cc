@@ -107,8 +107,20 @@ std::string epochs(const stats::EndResult& end) {
 }
 
 std::vector<Cell> reference_row(const Architecture& a) {
-  return {a.name, "reference", "",    "",    kNone, kNone, kNone, "",
-          1.0,    kNone,       kNone, kNone, tokens_per_second(a), state_bytes_at_100k(a)};
+  return {a.name,
+          "reference",
+          "",
+          "",
+          kNone,
+          kNone,
+          kNone,
+          "",
+          1.0,
+          kNone,
+          kNone,
+          kNone,
+          tokens_per_second(a),
+          state_bytes_at_100k(a)};
 }
 
 // The smallest and the largest budget at which E and R can be read.
@@ -131,7 +143,7 @@ std::vector<EarlyAndLate> early_and_late(const Setting& setting) {
 
 // "Of E, Kendall's τ is 0.91, and 0 of 12 architectures change their sign."
 std::string agreement_of(const std::vector<EarlyAndLate>& pairs, const char* name,
-                         stats::Interval stats::BudgetResult::*number) {
+                         stats::Interval stats::BudgetResult::* number) {
   std::vector<double> early;
   std::vector<double> late;
   int64_t contradictions = 0;
@@ -181,34 +193,29 @@ Table verdict_table(const Setting& setting) {
     const stats::EndResult& end = a->end;
     const std::string bars =
         interval_bars(bar_rows(*a, setting), scale, a->style, bar_tip(*a, setting));
-    table.rows.push_back({a->name, badge(end.verdict), Rich{"", bars}, numbers_of(end),
-                          delta_of(end),
-                          end.equal_tokens.value, end.recall.value, epochs(end), a->tokens_ratio,
-                          end.final_loss - end.reference_loss,
-                          end.has_trend ? end.trend.estimate : kNone,
-                          end.judged ? end.tokens : kNone, tokens_per_second(*a),
-                          state_bytes_at_100k(*a)});
+    table.rows.push_back(
+        {a->name, badge(end.verdict), Rich{"", bars}, numbers_of(end), delta_of(end),
+         end.equal_tokens.value, end.recall.value, epochs(end), a->tokens_ratio,
+         end.final_loss - end.reference_loss, end.has_trend ? end.trend.estimate : kNone,
+         end.judged ? end.tokens : kNone, tokens_per_second(*a), state_bytes_at_100k(*a)});
   }
   return table;
 }
 
 Table equal_tokens_table(const Setting& setting) {
   const stats::LadderOptions& limits = setting.ladder.options;
-  Table table{.id = table_id(setting, "equal-tokens"),
-              .title = "E and R by budget",
-              .note = fmt::format(
-        "E compares the {0} and R the loss on recall targets in domain after the same tokens, "
-        "corrected for the difference of the {1} with the slope of the reference at this budget. "
-        "Each interval has 95 % coverage by itself. Differences of R below {2} carry no verdict.",
-                  setting.test_name(), setting.pretraining_name(), limits.recall_margin)};
-  table.columns = {{"architecture"},
-                   {"tokens", Format::tokens},
-                   {"seeds", Format::count},
-                   {"epochs", Format::ratio},
-                   {"E", Format::change},
-                   {"R", Format::change},
-                   {"slope", Format::ratio},
-                   {"problem"}};
+  Table table{
+      .id = table_id(setting, "equal-tokens"),
+      .title = "E and R by budget",
+      .note = fmt::format(
+          "E compares the {0} and R the loss on recall targets in domain after the same tokens, "
+          "corrected for the difference of the {1} with the slope of the reference at this budget. "
+          "Each interval has 95 % coverage by itself. Differences of R below {2} carry no verdict.",
+          setting.test_name(), setting.pretraining_name(), limits.recall_margin)};
+  table.columns = {{"architecture"},         {"tokens", Format::tokens},
+                   {"seeds", Format::count}, {"epochs", Format::ratio},
+                   {"E", Format::change},    {"R", Format::change},
+                   {"slope", Format::ratio}, {"problem"}};
   for (const Architecture* a : contenders(setting))
     for (const stats::BudgetResult& budget : a->end.budgets)
       table.rows.push_back({a->name, budget.tokens, std::to_string(budget.seeds), budget.epochs,
@@ -221,13 +228,17 @@ Table early_table(const Setting& setting) {
   const std::vector<EarlyAndLate> pairs = early_and_late(setting);
   Table table{.id = table_id(setting, "early"),
               .title = "Is the early answer that of longer runs?",
-              .note = "E and R at the smallest and at the largest budget with a mature rung. "
-                      "Each interval has 95 % coverage by itself." +
-                      agreement_of(pairs, "E", &stats::BudgetResult::equal_tokens) +
-                      agreement_of(pairs, "R", &stats::BudgetResult::recall)};
-  table.columns = {{"architecture"},         {"early, tokens", Format::tokens},
-                   {"late, tokens", Format::tokens}, {"E, early", Format::change},
-                   {"E, late", Format::change},      {"R, early", Format::change},
+              .note =
+                  "E and R at the smallest and at the largest budget with a mature rung. "
+                  "Each interval has 95 % coverage by itself." +
+                  agreement_of(pairs, "E", &stats::BudgetResult::equal_tokens) +
+                  agreement_of(pairs, "R", &stats::BudgetResult::recall)};
+  table.columns = {{"architecture"},
+                   {"early, tokens", Format::tokens},
+                   {"late, tokens", Format::tokens},
+                   {"E, early", Format::change},
+                   {"E, late", Format::change},
+                   {"R, early", Format::change},
                    {"R, late", Format::change}};
   for (const EarlyAndLate& pair : pairs)
     table.rows.push_back({pair.architecture->name, pair.early->tokens, pair.late->tokens,
@@ -331,7 +342,8 @@ Table budget_table(const Setting& setting) {
 
 Table prediction_table(const Setting& setting) {
   const std::vector<Foretold> found = predictions(setting);
-  std::vector<double> predicted, measured;
+  std::vector<double> predicted;
+  std::vector<double> measured;
   int64_t inside = 0;
   for (const Foretold& one : found) {
     if (!one.measured) continue;

@@ -38,7 +38,7 @@ std::string budgets_of(const std::vector<TaskScores>& rows, size_t model) {
 
 // Tasks in rows, the architectures from `first` on in columns.
 Table matrix(const Setting& setting, Table table, size_t first, Format format,
-             stats::Interval Score::*cell) {
+             stats::Interval Score::* cell) {
   table.columns = {{"task"}, {"metric"}, {"recall task"}, {"items"}};
   std::vector<Cell> budgets = {"training tokens", "", "", ""};
   for (size_t i = first; i < setting.architectures.size(); ++i) {

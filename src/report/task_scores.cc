@@ -18,7 +18,8 @@ constexpr size_t kMostNames = 8;  // of runs in a sentence
 
 // Metrics whose mean is a row.
 struct Measure {
-  std::string name, metric;
+  std::string name;
+  std::string metric;
   bool recall = false;
   std::vector<std::pair<const run::TaskQuestion*, std::string>> parts;  // with a metric of each
   stats::ScoreKind kind() const {
@@ -183,7 +184,8 @@ int64_t common_budget(const Scored& scored) {
   for (size_t i = 0; i < scored.models.size(); ++i)
     for (const auto& [tokens, scores] : scored.models[i])
       counts[tokens] += delta_of(scored.setting.architectures[i], tokens) != nullptr;
-  int64_t best = 0, most = 0;
+  int64_t best = 0;
+  int64_t most = 0;
   for (const auto& [tokens, count] : counts)
     if (count > 0 && count >= most) {
       best = tokens;
@@ -198,7 +200,8 @@ Agreement agreement_of(const Setting& setting, const Measure& measure) {
                 .recall = measure.recall,
                 .tokens = common_budget(scored),
                 .tau = {kNone, kNone, kNone}};
-  std::vector<double> deltas, scores;
+  std::vector<double> deltas;
+  std::vector<double> scores;
   for (size_t i = 0; i < scored.models.size(); ++i) {
     const Architecture& a = setting.architectures[i];
     const auto found = scored.models[i].find(out.tokens);

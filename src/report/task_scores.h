@@ -14,14 +14,17 @@ struct Setting;
 // Of one architecture at one budget: the largest that the reference was evaluated at, too, or else
 // the largest that was evaluated.
 struct Score {
-  int64_t tokens = 0, seeds = 0, items = 0;
+  int64_t tokens = 0;
+  int64_t seeds = 0;
+  int64_t items = 0;
   stats::Interval value{};       // on the scale of the metric
   stats::Interval difference{};  // to the reference at the same budget, paired by item; of
                                  // perplexities, of their logarithms. NaN where there is none
 };
 // One metric of a task, or the mean over several tasks of their shares of right items.
 struct TaskScores {
-  std::string name, metric;
+  std::string name;
+  std::string metric;
   bool recall = false;                       // the answers are in the prompts
   std::vector<std::optional<Score>> scores;  // in the order of the architectures
 };
@@ -50,9 +53,11 @@ std::vector<Agreement> task_agreements(const Setting& setting);
 
 // One finished run: a metric of a task, or why the task has no result.
 struct RunTask {
-  std::string task, metric;
+  std::string task;
+  std::string metric;
   double value = 0;
-  int64_t items = 0, truncated = 0;
+  int64_t items = 0;
+  int64_t truncated = 0;
   std::string problem;
 };
 std::vector<RunTask> run_tasks(const Setting& setting, const Run& run);

@@ -7,7 +7,11 @@ namespace assay::report {
 
 double training_loss_at(const std::vector<TrainingLine>& lines, int64_t step, int64_t first,
                         int64_t last) {
-  double count = 0, sum_x = 0, sum_y = 0, sum_xx = 0, sum_xy = 0;
+  double count = 0;
+  double sum_x = 0;
+  double sum_y = 0;
+  double sum_xx = 0;
+  double sum_xy = 0;
   int64_t before = 0;
   for (const TrainingLine& line : lines) {
     const double middle = double(before + 1 + line.step) / 2;

@@ -13,7 +13,8 @@ struct Grid {
   struct Point {
     double learning_rate = 0;
     double held_out_loss = 0;  // mean over the seeds; NaN unless every run ended
-    int64_t done = 0, planned = 0;
+    int64_t done = 0;
+    int64_t planned = 0;
     bool chosen = false;
   };
   std::string model;

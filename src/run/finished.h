@@ -25,15 +25,20 @@ struct RunRecord {
   static constexpr const char* kFormats = "assay-run-";  // how the names of all versions begin
   static constexpr const char* kFormat = "assay-run-2";
   struct Evaluation {
-    int64_t step = 0, tokens = 0;
+    int64_t step = 0;
+    int64_t tokens = 0;
     std::map<std::string, double> losses;  // by set
     std::optional<Entropies> attention_entropy;
     ASSAY_FIELDS(step, tokens, losses, attention_entropy)
   };
   using Slices = std::map<std::string, std::pair<double, int64_t>>;  // {loss, tokens}
 
-  std::string format = kFormat, key, name, model;
-  int64_t seed = 0, tokens = 0;
+  std::string format = kFormat;
+  std::string key;
+  std::string name;
+  std::string model;
+  int64_t seed = 0;
+  int64_t tokens = 0;
   double learning_rate = 0;
   std::string config;
   Provenance provenance;

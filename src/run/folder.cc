@@ -16,7 +16,8 @@ std::string step_name(int64_t step) { return fmt::format("{}{}", kStep, step); }
 std::optional<int64_t> step_of(const std::string& name) {
   if (!name.starts_with(kStep)) return std::nullopt;
   int64_t step = 0;
-  const char *begin = name.data() + kStep.size(), *end = name.data() + name.size();
+  const char* begin = name.data() + kStep.size();
+  const char* end = name.data() + name.size();
   const auto [last, error] = std::from_chars(begin, end, step);
   const bool is_number = error == std::errc() && last == end && step >= 0;
   return is_number ? std::optional(step) : std::nullopt;

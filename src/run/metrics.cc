@@ -100,7 +100,8 @@ void MetricsWriter::sync() {
 std::string tail(const fs::path& file, int64_t bytes) {
   std::ifstream in(file, std::ios::binary | std::ios::ate);
   if (!in) return "";
-  const int64_t size = in.tellg(), from = std::max<int64_t>(0, size - bytes);
+  const int64_t size = in.tellg();
+  const int64_t from = std::max<int64_t>(0, size - bytes);
   std::string text(size_t(size - from), '\0');
   in.seekg(from).read(text.data(), int64_t(text.size()));
   text.resize(size_t(in.gcount()));

@@ -15,8 +15,10 @@ namespace assay::run {
 
 // Bytes that one sequence carries after so many tokens.
 struct StateBytes {
-  static constexpr int64_t kShort = 2048, kLong = 102'400;
-  int64_t at_short = 0, at_long = 0;
+  static constexpr int64_t kShort = 2048;
+  static constexpr int64_t kLong = 102'400;
+  int64_t at_short = 0;
+  int64_t at_long = 0;
   void fields(auto&& field) {
     field("2048", at_short);
     field("102400", at_long);
@@ -31,21 +33,28 @@ struct Provenance {
   int64_t parameters = 0;
   double flops_per_token = 0;
   StateBytes state_bytes;
-  std::string device, torch, assay, commit;
+  std::string device;
+  std::string torch;
+  std::string assay;
+  std::string commit;
   std::map<std::string, std::string> paths;  // implementation, by operator
   Numerics numerics;
-  std::string data;                          // fingerprint
-  std::optional<int64_t> train_tokens;       // in the training text of the run's domains
-  std::optional<std::string> data_folder;    // absent in the record of a run
-  std::string started, identity, key;
+  std::string data;                        // fingerprint
+  std::optional<int64_t> train_tokens;     // in the training text of the run's domains
+  std::optional<std::string> data_folder;  // absent in the record of a run
+  std::string started;
+  std::string identity;
+  std::string key;
   ASSAY_FIELDS(parameters, flops_per_token, state_bytes, device, torch, assay, commit, paths,
                numerics, data, train_tokens, data_folder, started, identity, key)
 };
 
 // What `assay train --dry-run --json` prints.
 struct Estimate : Provenance {
-  int64_t steps = 0, tokens = 0;
-  double learning_rate = 0, estimated_seconds = 0;
+  int64_t steps = 0;
+  int64_t tokens = 0;
+  double learning_rate = 0;
+  double estimated_seconds = 0;
   std::optional<int64_t> longest_input;  // tokens that the model reads at most
   ASSAY_MORE_FIELDS(Provenance, steps, tokens, learning_rate, estimated_seconds, longest_input)
 };
@@ -54,17 +63,25 @@ struct Estimate : Provenance {
 struct LayerProbe {
   int64_t layer = 0;
   std::string mixer;
-  double visibility = 0, uniformity = 0, real_relation = 0;
+  double visibility = 0;
+  double uniformity = 0;
+  double real_relation = 0;
   std::vector<double> attention_entropy;  // by head; empty without softmax weights
   ASSAY_FIELDS(layer, mixer, visibility, uniformity, real_relation, attention_entropy)
 };
 struct MeanProbe {
-  double visibility = 0, uniformity = 0, real_relation = 0, attention_entropy = 0;
+  double visibility = 0;
+  double uniformity = 0;
+  double real_relation = 0;
+  double attention_entropy = 0;
   ASSAY_FIELDS(visibility, uniformity, real_relation, attention_entropy)
 };
 // probes.json
 struct Probes {
-  int64_t sequence_length = 0, sequences = 0, queries = 0, cotangents = 0;
+  int64_t sequence_length = 0;
+  int64_t sequences = 0;
+  int64_t queries = 0;
+  int64_t cotangents = 0;
   double threshold = 0;
   std::vector<LayerProbe> layers;
   MeanProbe mean;
@@ -75,8 +92,10 @@ struct Probes {
 
 // done.json
 struct Outcome {
-  int64_t steps = 0, tokens = 0;
-  double seconds = 0, tokens_per_second = 0;
+  int64_t steps = 0;
+  int64_t tokens = 0;
+  double seconds = 0;
+  double tokens_per_second = 0;
   int64_t peak_memory_bytes = 0;
   double final_loss = 0;
   std::optional<double> held_out_loss;
@@ -99,16 +118,21 @@ struct Clusters {
   ASSAY_FIELDS(names, documents, tokens, recall_tokens, nll, recall_nll, bounded_nll)
 };
 struct EndSet {
-  static constexpr const char *kBySource = "source", *kByDocument = "document";
-  double loss = 0, recall_loss = 0, bits_per_byte = 0;
-  int64_t tokens = 0, documents = 0;
+  static constexpr const char* kBySource = "source";
+  static constexpr const char* kByDocument = "document";
+  double loss = 0;
+  double recall_loss = 0;
+  double bits_per_byte = 0;
+  int64_t tokens = 0;
+  int64_t documents = 0;
   std::string clustered_by;
   Clusters clusters;
   ASSAY_FIELDS(loss, recall_loss, bits_per_byte, tokens, documents, clustered_by, clusters)
 };
 // end.json
 struct End {
-  int64_t step = 0, tokens = 0;
+  int64_t step = 0;
+  int64_t tokens = 0;
   std::map<std::string, EndSet> sets;
   ASSAY_FIELDS(step, tokens, sets)
 };
@@ -119,7 +143,11 @@ struct TrainingLine {
   int64_t step = 0;
   double loss = 0;
   std::optional<int64_t> tokens;
-  std::optional<double> learning_rate, grad_norm, tokens_per_second, mfu, seconds;
+  std::optional<double> learning_rate;
+  std::optional<double> grad_norm;
+  std::optional<double> tokens_per_second;
+  std::optional<double> mfu;
+  std::optional<double> seconds;
   std::optional<int64_t> memory_bytes;
   ASSAY_FIELDS(step, loss, tokens, learning_rate, grad_norm, tokens_per_second, mfu, seconds,
                memory_bytes)
@@ -155,7 +183,8 @@ struct Slice {
 struct EvaluatedSet {
   double loss = 0;
   std::optional<double> bits_per_byte;
-  std::optional<int64_t> tokens, documents;
+  std::optional<int64_t> tokens;
+  std::optional<int64_t> documents;
   std::optional<std::map<std::string, Slice>> slices;
   ASSAY_FIELDS(loss, bits_per_byte, tokens, documents, slices)
 };
@@ -164,9 +193,11 @@ using Entropies = std::vector<std::vector<double>>;         // by layer, then by
 // A line of metrics.jsonl about an evaluation.
 struct EvaluationLine {
   static constexpr const char* kSets = "evaluation";  // only lines of this kind have the key
-  int64_t step = 0, tokens = 0;
+  int64_t step = 0;
+  int64_t tokens = 0;
   EvaluatedSets evaluation;
-  std::optional<double> held_out_loss, train_loss;
+  std::optional<double> held_out_loss;
+  std::optional<double> train_loss;
   std::optional<Entropies> attention_entropy;
   std::optional<double> seconds;
   void fields(auto&& field) {
@@ -192,7 +223,8 @@ struct TrainingState {
   double mean_loss = 0;  // running mean that a spike is measured against
   double seconds = 0;    // of training, across restarts
   // safetensors_checksum of the two files; absent in older checkpoints
-  std::optional<std::string> weights_checksum, moments_checksum;
+  std::optional<std::string> weights_checksum;
+  std::optional<std::string> moments_checksum;
   ASSAY_FIELDS(step, interval_loss, interval_steps, evaluation_loss, evaluation_steps, last_loss,
                mean_loss, seconds, weights_checksum, moments_checksum)
 };

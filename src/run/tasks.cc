@@ -10,7 +10,8 @@
 namespace assay::run {
 namespace {
 
-constexpr std::string_view kDigits = "0123456789abcdef", kBitsPerByte = "bits_per_byte";
+constexpr std::string_view kDigits = "0123456789abcdef";
+constexpr std::string_view kBitsPerByte = "bits_per_byte";
 
 }  // namespace
 

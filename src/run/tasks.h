@@ -18,13 +18,16 @@ struct TaskMetric {
   // Of other metrics: log-likelihoods summed over at most kBlocks blocks of neighbouring items, and
   // the sums of what they are divided by.
   static constexpr int64_t kBlocks = 50;
-  std::optional<std::vector<double>> sums, weights;
+  std::optional<std::vector<double>> sums;
+  std::optional<std::vector<double>> weights;
   ASSAY_FIELDS(name, bits, sums, weights)
 };
 
 struct TaskResult {
-  std::string name, key;  // key: see TaskQuestion
-  std::string problem;    // why the task has no metrics; empty otherwise
+  // key: see TaskQuestion
+  std::string name;
+  std::string key;
+  std::string problem;  // why the task has no metrics; empty otherwise
   int64_t items = 0;
   int64_t truncated = 0;  // items of which the model did not read the first tokens
   std::vector<TaskMetric> metrics;

@@ -84,7 +84,8 @@ class Fields {
 
  private:
   const json& body_;
-  std::vector<std::string> known_, unsupported_;
+  std::vector<std::string> known_;
+  std::vector<std::string> unsupported_;
 };
 
 std::vector<int64_t> token_list(const json& list, const std::string& param,
@@ -170,8 +171,7 @@ void refuse_unsupported(Fields& fields, int64_t n) {
   fields.only("presence_penalty", zero, "leave it out, or give 0");
   fields.only("logit_bias", empty, "leave it out");
   fields.only("suffix", empty, "leave it out");
-  fields.only(
-      "best_of", [n](const json& value) { return value == n; }, "give the value of 'n'");
+  fields.only("best_of", [n](const json& value) { return value == n; }, "give the value of 'n'");
   fields.string("user");
 }
 

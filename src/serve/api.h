@@ -29,9 +29,11 @@ struct ApiError : std::runtime_error {
         param(std::move(parameter)),
         code(std::move(error_code)) {}
   int status;
-  std::string message;      // what() ends at U+0000, which a request may hold
-  std::string param, code;  // the field of the request; a word for programs; both may be empty
-  std::string allow = "";   // with status 405: the methods of the path
+  std::string message;  // what() ends at U+0000, which a request may hold
+  // the field of the request; a word for programs; both may be empty
+  std::string param;
+  std::string code;
+  std::string allow = "";  // with status 405: the methods of the path
 };
 // {"error": {"message", "type", "param", "code"}}
 std::string error_body(int status, const std::string& message, const std::string& param = "",
@@ -39,7 +41,11 @@ std::string error_body(int status, const std::string& message, const std::string
 
 struct Limits {
   int64_t context = 0;  // tokens of a prompt and what follows it
-  int64_t choices = 2048, samples = 128, stop_strings = 64, stop_bytes = 1024, logprobs = 20;
+  int64_t choices = 2048;
+  int64_t samples = 128;
+  int64_t stop_strings = 64;
+  int64_t stop_bytes = 1024;
+  int64_t logprobs = 20;
   int64_t logprob_values = 1 << 22;  // of an answer, if it has 'max_tokens' tokens
 };
 
@@ -53,7 +59,7 @@ class ServedModel {
   const data::Tokenizer& need_tokenizer(const std::string& param) const;
   // "token_id:7" without a tokenizer. `begins_text`: without the space that SentencePiece adds.
   std::string token_name(int64_t token, bool begins_text = false) const;
-  int64_t stop_token() const;                   // the separator; -1 without a tokenizer
+  int64_t stop_token() const;  // the separator; -1 without a tokenizer
 
   std::string name;
   int64_t vocab_size;
@@ -71,13 +77,17 @@ class ServedModel {
 
 struct CompletionRequest {
   std::vector<std::vector<int64_t>> prompts;
-  int64_t max_tokens = 16, n = 1;
+  int64_t max_tokens = 16;
+  int64_t n = 1;
   nn::Sampling sampling;
   std::optional<uint64_t> seed;
   std::vector<std::string> stop;
   std::optional<int64_t> logprobs;
-  bool echo = false, stream = false, include_usage = false;
-  bool ignore_eos = false, return_token_ids = false;
+  bool echo = false;
+  bool stream = false;
+  bool include_usage = false;
+  bool ignore_eos = false;
+  bool return_token_ids = false;
 };
 
 // ApiError with status 404 unless the model has this name.

@@ -157,8 +157,10 @@ Completion::Echo Completion::echo(size_t prompt) const {
 }
 
 json Completion::logprobs_json(const std::vector<Placed>& tokens) const {
-  json names = json::array(), logprobs = json::array(), top = json::array(),
-       offsets = json::array();
+  json names = json::array();
+  json logprobs = json::array();
+  json top = json::array();
+  json offsets = json::array();
   for (const auto& [score, scored, begins_text, offset] : tokens) {
     names.push_back(model_->token_name(score.token, begins_text));
     offsets.push_back(offset);
@@ -185,7 +187,8 @@ json Completion::frame() const {
 }
 
 json Completion::usage() const {
-  size_t read = 0, made = 0;
+  size_t read = 0;
+  size_t made = 0;
   for (const auto& prompt : request_.prompts) read += prompt.size();
   for (const Choice& choice : choices_) made += choice.tokens.size();
   return {{"prompt_tokens", read}, {"completion_tokens", made}, {"total_tokens", read + made}};
@@ -214,8 +217,8 @@ void Completion::send_event(size_t index) {
   Choice& choice = choices_[index];
   Echo part = request_.echo && !choice.echo_sent ? echo(prompt_of(index)) : Echo();
   choice.echo_sent = true;
-  const auto next = choice.tokens.begin() + std::ptrdiff_t(choice.sent_tokens),
-             last = choice.tokens.begin() + std::ptrdiff_t(choice.placed_tokens);
+  const auto next = choice.tokens.begin() + std::ptrdiff_t(choice.sent_tokens);
+  const auto last = choice.tokens.begin() + std::ptrdiff_t(choice.placed_tokens);
   part.tokens.insert(part.tokens.end(), next, last);
   choice.sent_tokens = choice.placed_tokens;
   part.text += choice.text;

@@ -96,15 +96,21 @@ class Exchange final : public Reply, public std::enable_shared_from_this<Exchang
 
   asio::io_context& io_;
   size_t largest_backlog_;
-  std::atomic<bool> gone_ = false, ended_ = false;
+  std::atomic<bool> gone_ = false;
+  std::atomic<bool> ended_ = false;
 
  public:
-  asio::steady_timer changed;               // cancelled when there is something to write
-  int status = 0;                           // 0: nothing was said yet
-  std::string content_type, allow, origin;  // origin: of the page that may read the answer
+  asio::steady_timer changed;  // cancelled when there is something to write
+  int status = 0;              // 0: nothing was said yet
+  // origin: of the page that may read the answer
+  std::string content_type;
+  std::string allow;
+  std::string origin;
   std::deque<std::string> pieces;
   size_t backlog = 0;  // bytes of `pieces`
-  bool streams = false, finished = false, only_head = false;
+  bool streams = false;
+  bool finished = false;
+  bool only_head = false;
 };
 
 // What the handlers see. The last owner's end ends the answer.

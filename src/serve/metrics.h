@@ -9,13 +9,20 @@
 namespace assay::serve {
 
 struct Metrics {
-  std::atomic<int64_t> queued = 0;              // requests
-  std::atomic<int64_t> reading = 0, ready = 0;  // prompts
-  std::atomic<int64_t> decoding = 0;            // sequences
-  std::atomic<int64_t> prompt_tokens = 0, cached_tokens = 0, generated_tokens = 0;
-  std::atomic<int64_t> cancelled = 0, decode_steps = 0;
-  std::atomic<int64_t> cache_bytes = 0, cache_pages = 0;
-  std::atomic<double> prefill_seconds = 0, decode_seconds = 0;
+  std::atomic<int64_t> queued = 0;  // requests
+  // prompts
+  std::atomic<int64_t> reading = 0;
+  std::atomic<int64_t> ready = 0;
+  std::atomic<int64_t> decoding = 0;  // sequences
+  std::atomic<int64_t> prompt_tokens = 0;
+  std::atomic<int64_t> cached_tokens = 0;
+  std::atomic<int64_t> generated_tokens = 0;
+  std::atomic<int64_t> cancelled = 0;
+  std::atomic<int64_t> decode_steps = 0;
+  std::atomic<int64_t> cache_bytes = 0;
+  std::atomic<int64_t> cache_pages = 0;
+  std::atomic<double> prefill_seconds = 0;
+  std::atomic<double> decode_seconds = 0;
   std::atomic<double> first_token_seconds = 0;  // from the request to the first token, summed
   std::atomic<int64_t> first_tokens = 0;        // of so many sequences
 

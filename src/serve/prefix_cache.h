@@ -47,7 +47,8 @@ class PrefixCache {
   static Key key_of(const Page& page) { return {page.before.get(), page.tokens}; }
   void touch(const PagePointer& page);
 
-  int64_t budget_, bytes_ = 0;
+  int64_t budget_;
+  int64_t bytes_ = 0;
   std::list<PagePointer> recent_;  // the last used first; a page comes before its successors
   Places places_;
 };

@@ -240,7 +240,9 @@ void Scheduler::read_batch(std::vector<Reading>& batch, int64_t rows) {
   }
   tokens.resize(size_t(rows * length), 0);
   nn::ModelState state;
-  at::Tensor hidden, logits;  // [rows, T, d_model], [rows, V]
+  // [rows, T, d_model], [rows, V]
+  at::Tensor hidden;
+  at::Tensor logits;
   for (size_t i = 0; i < batch.size(); ++i)
     attempt(batch[i], [&] {
       if (!logits.defined()) {
@@ -272,9 +274,11 @@ void Scheduler::read_piece(Reading& reading) {
   if (length == 0) return;
   at::Tensor hidden;  // [1, T, d_model]
   do {
-    const int64_t begin = reading.position, end = std::min(begin + options_.piece, length);
+    const int64_t begin = reading.position;
+    const int64_t end = std::min(begin + options_.piece, length);
     const std::vector<int64_t> tokens(prompt.begin() + begin, prompt.begin() + end);
-    const bool whole = end - begin == options_.piece, follows = begin == 0 || reading.page;
+    const bool whole = end - begin == options_.piece;
+    const bool follows = begin == 0 || reading.page;
     const PagePointer page = whole && follows ? cache_.find(reading.page, tokens) : nullptr;
     if (page) {
       reading.page = page;
@@ -493,7 +497,8 @@ void Scheduler::decode() {
 std::optional<Scheduler::Step> Scheduler::launch_step() {
   std::vector<ops::Draw> draws(running_.size(), {.temperature = 0});
   std::vector<uint64_t> ids(running_.size(), 0);
-  bool any = false, scores = false;
+  bool any = false;
+  bool scores = false;
   for (size_t slot = 0; slot < running_.size(); ++slot) {
     if (!running_[slot] || !slots_.used(int64_t(slot))) continue;
     Running& running = *running_[slot];

@@ -107,7 +107,9 @@ class Scheduler {
   struct Running {
     TaskPointer task;
     size_t choice = 0;
-    int64_t made = 0, drawn = 0;  // tokens that were accepted, and those of all steps launched
+    // tokens that were accepted, and those of all steps launched
+    int64_t made = 0;
+    int64_t drawn = 0;
     int64_t prompt_length = 0;
     uint64_t seed = 0;
     uint64_t id = 0;  // a slot is used by one after the other
@@ -172,7 +174,8 @@ class Scheduler {
   std::optional<Step> pending_;                  // not accepted yet
   std::vector<First> first_tokens_;              // not accepted yet
   uint64_t last_id_ = 0;
-  std::deque<Reading> reading_, ready_;
+  std::deque<Reading> reading_;
+  std::deque<Reading> ready_;
   std::deque<Queued> waiting_;
 
   // Shared by the prompts that are being read or wait for a slot, at most one per slot. Any thread
@@ -182,7 +185,8 @@ class Scheduler {
   std::condition_variable changed_;
   std::deque<TaskPointer> submitted_;
   int64_t queued_ = 0;  // tasks of submitted_ and waiting_ that no prompt was taken from
-  bool stopping_ = false, working_ = false;
+  bool stopping_ = false;
+  bool working_ = false;
 };
 
 }  // namespace assay::serve

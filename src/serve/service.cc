@@ -90,8 +90,10 @@ class Service {
 
  private:
   struct Route {
-    const char *method, *path;
-    bool is_public, needs_model;
+    const char* method;
+    const char* path;
+    bool is_public;
+    bool needs_model;
     void (Service::*answer)(const HttpRequest&, const std::shared_ptr<Reply>&);
   };
   static const std::vector<Route>& routes() {

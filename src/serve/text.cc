@@ -93,7 +93,8 @@ std::string TokenTexts::name(int64_t token) const {
 std::string TextStream::release(size_t count) {
   const std::string_view bytes = std::string_view(held_).substr(0, count);
   for (size_t i = 0; i < count; ++characters_) {
-    const size_t begin = released_ + i, end = begin + character_size(bytes, i);
+    const size_t begin = released_ + i;
+    const size_t end = begin + character_size(bytes, i);
     while (offsets_.size() < begins_.size() && begins_[offsets_.size()] < end)
       offsets_.push_back(characters_ + (begins_[offsets_.size()] > begin ? 1 : 0));
     i = end - released_;
@@ -112,7 +113,8 @@ std::string TextStream::add(int64_t token) {
   }
   begins_.push_back(released_ + held_.size());
   held_ += bytes;
-  size_t end = std::string::npos, certain = complete_characters(held_);
+  size_t end = std::string::npos;
+  size_t certain = complete_characters(held_);
   for (const std::string& word : stop_) {
     end = std::min(end, held_.find(word));
     certain = std::min(certain, held_.size() - overlap(held_, word));

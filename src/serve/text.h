@@ -47,10 +47,15 @@ class TextStream {
   std::string release(size_t count);
   const TokenTexts* texts_;
   std::vector<std::string> stop_;
-  bool after_text_, stopped_ = false;
+  bool after_text_;
+  bool stopped_ = false;
   std::string held_;
-  std::vector<size_t> begins_, offsets_;  // by token: bytes, characters before it
-  size_t released_ = 0, characters_ = 0;  // bytes, characters
+  // by token: bytes, characters before it
+  std::vector<size_t> begins_;
+  std::vector<size_t> offsets_;
+  // bytes, characters
+  size_t released_ = 0;
+  size_t characters_ = 0;
 };
 
 }  // namespace assay::serve

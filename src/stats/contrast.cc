@@ -292,7 +292,8 @@ Contrast Ends::equal_tokens(size_t group, Measure measure, Line line) const {
 }
 
 std::vector<size_t> Ends::pool(Line line) const {
-  std::vector<size_t> all, chosen;
+  std::vector<size_t> all;
+  std::vector<size_t> chosen;
   double freedom = 0;
   for (size_t g = rungs_; g < groups_.size(); ++g) {
     all.push_back(g);
@@ -398,14 +399,16 @@ double Ends::luck(size_t group, Line line, Text text, size_t domain, Targets tar
 
 void Ends::add_documents(const Contrast& contrast, Measure measure, Line line,
                          Estimate& estimate) const {
-  std::vector<Variance> parts, axis;
+  std::vector<Variance> parts;
+  std::vector<Variance> axis;
   double shared = 0;
   for (const Text text : kTexts)
     for (size_t d = 0; d < domains(text).size(); ++d) {
       const Share share = share_of(measure, text, d);
       if (share.outcome == 0 && share.axis == 0) continue;
       const auto& tokens = texts_[index(text)].tokens[d];
-      std::vector<double> outcome(tokens.size()), held_out(tokens.size());
+      std::vector<double> outcome(tokens.size());
+      std::vector<double> held_out(tokens.size());
       for (size_t g = 0; g < contrast.on_loss.size(); ++g) {
         const Share own{share.outcome * contrast.on_loss[g], share.axis * contrast.on_held_out[g]};
         if (own.outcome == 0 && own.axis == 0) continue;

@@ -43,8 +43,10 @@ enum class Line { curve, tangent, recall_tangent };
 // The reference's local line at the rung with a contender's tokens.
 struct Tangent {
   size_t rung = 0;
-  bool before = false, after = false;  // the segments next to the rung that give the slope
-  std::vector<size_t> others;          // segments whose slopes show how much the slope changes
+  // the segments next to the rung that give the slope
+  bool before = false;
+  bool after = false;
+  std::vector<size_t> others;  // segments whose slopes show how much the slope changes
 };
 
 // The rows of a table that are not about this study's own contenders.
@@ -52,7 +54,9 @@ std::vector<SeedVariance> rows_of_others(const LadderOptions& options,
                                          const std::vector<Contender>& contenders);
 
 struct Contrast {
-  std::vector<double> on_loss, on_held_out;  // by group
+  // by group
+  std::vector<double> on_loss;
+  std::vector<double> on_held_out;
   double slope_error = 0;  // signed: standard deviation of the slope's model error, times h_a - H_B
 };
 // sum_j weights[j] contrasts[j]
@@ -132,7 +136,9 @@ class Ends {
 
   struct Texts {
     std::vector<std::string> names;
-    std::vector<std::vector<double>> tokens, recall_tokens;  // by domain and cluster
+    // by domain and cluster
+    std::vector<std::vector<double>> tokens;
+    std::vector<std::vector<double>> recall_tokens;
   };
   struct Domain {
     std::array<double, 4> loss{};              // by Targets; see Measure
@@ -146,7 +152,8 @@ class Ends {
   // Sums over the runs of products of their deviations' influences over documents: of the targets
   // with themselves, and with all targets of the text.
   struct Luck {
-    double own = 0, with_all = 0;
+    double own = 0;
+    double with_all = 0;
   };
   struct Group {
     std::vector<Run> runs;
@@ -159,7 +166,8 @@ class Ends {
   };
   // Weights of a domain's outcome and of its part of the held-out loss in a contrast.
   struct Share {
-    double outcome = 0, axis = 0;
+    double outcome = 0;
+    double axis = 0;
   };
 
   Texts read(const std::map<std::string, EndLosses>& domains) const;

@@ -12,7 +12,8 @@ namespace assay::stats {
 namespace {
 
 Stretch merged(const Stretch& a, const Stretch& b) {
-  const double n = double(a.count), m = double(b.count);
+  const double n = double(a.count);
+  const double m = double(b.count);
   return {(n * a.loss + m * b.loss) / (n + m), (n * a.log_tokens + m * b.log_tokens) / (n + m),
           a.first, a.count + b.count};
 }
@@ -63,8 +64,9 @@ Range shared_range(std::span<const Curve> curves) {
 std::string range_problem(std::span<const Curve> architecture, std::span<const Curve> reference) {
   std::vector<Curve> all(architecture.begin(), architecture.end());
   all.insert(all.end(), reference.begin(), reference.end());
-  const Range range = shared_range(all), one = shared_range(architecture),
-              other = shared_range(reference);
+  const Range range = shared_range(all);
+  const Range one = shared_range(architecture);
+  const Range other = shared_range(reference);
   const auto spans = fmt::format(
       "every run of the architecture covers {:.3f} to {:.3f}, of the reference {:.3f} to {:.3f}",
       one.high, one.low, other.high, other.low);
@@ -91,11 +93,13 @@ std::vector<double> mean_weights(const Curve& curve, size_t evaluations, Range r
       weights[stretch.first + k] += weight / double(stretch.count);
   };
   for (size_t j = 0; j + 1 < curve.size(); ++j) {
-    const double top = curve[j].loss, bottom = curve[j + 1].loss;
-    const double high = std::min(top, range.high), low = std::max(bottom, range.low);
+    const double top = curve[j].loss;
+    const double bottom = curve[j + 1].loss;
+    const double high = std::min(top, range.high);
+    const double low = std::max(bottom, range.low);
     if (high <= low) continue;
-    const double share = (high - low) / range.width(),
-                 upper = ((high + low) / 2 - bottom) / (top - bottom);
+    const double share = (high - low) / range.width();
+    const double upper = ((high + low) / 2 - bottom) / (top - bottom);
     add(curve[j], share * upper);
     add(curve[j + 1], share * (1 - upper));
   }
@@ -106,7 +110,8 @@ double log_tokens_at(const Curve& curve, double loss) {
   const auto below = std::ranges::find_if(curve, [&](const Stretch& s) { return s.loss <= loss; });
   if (below == curve.begin() || below == curve.end())
     return below == curve.end() ? curve.back().log_tokens : below->log_tokens;
-  const Stretch &a = *(below - 1), &b = *below;
+  const Stretch& a = *(below - 1);
+  const Stretch& b = *below;
   return b.log_tokens + (a.log_tokens - b.log_tokens) * (loss - b.loss) / (a.loss - b.loss);
 }
 

@@ -15,9 +15,13 @@
 
 namespace assay::stats {
 
-struct Stretch {            // neighbouring evaluations with one pre-training loss
-  double loss, log_tokens;  // their means
-  size_t first, count;      // run.curve[first … first + count − 1]
+struct Stretch {  // neighbouring evaluations with one pre-training loss
+  // their means
+  double loss;
+  double log_tokens;
+  // run.curve[first … first + count − 1]
+  size_t first;
+  size_t count;
 };
 using Curve = std::vector<Stretch>;  // loss strictly falling; empty when no evaluation is left
 
@@ -27,7 +31,8 @@ Curve curve_of(const Run& run, double after_tokens);
 
 // The pre-training losses that all of these curves reach: [max of the ends, min of the beginnings].
 struct Range {
-  double low = 0, high = 0;
+  double low = 0;
+  double high = 0;
   double width() const { return high - low; }
 };
 Range shared_range(std::span<const Curve> curves);

@@ -63,7 +63,8 @@ Comparison compare(const Runs& architecture, const Runs& reference, const Option
   if (!(options.level > 0 && options.level < 1))
     fail("level is {}; expected a number between 0 and 1", options.level);
   Comparison c{"", {read(architecture, options), read(reference, options)}, {}};
-  const Architecture &a = c.architectures[0], &b = c.architectures[1];
+  const Architecture& a = c.architectures[0];
+  const Architecture& b = c.architectures[1];
   if (c.problem = problem_of(a, options, "architecture"); c.problem.empty())
     c.problem = problem_of(b, options, "reference");
   if (c.problem.empty()) c.problem = range_problem(a.curves, b.curves);
@@ -234,8 +235,10 @@ Convergence convergence(const Runs& architecture, const Runs& reference, const O
     for (const Curve& curve : a.curves)
       log_tokens.back().push_back(log_tokens_at(curve, c.range.low));
   }
-  const double own = mean(log_tokens[0]), other = mean(log_tokens[1]);
-  const Variance one = seed_variance(log_tokens), none;
+  const double own = mean(log_tokens[0]);
+  const double other = mean(log_tokens[1]);
+  const Variance one = seed_variance(log_tokens);
+  const Variance none;
   const Variance seeds{one.value / double(log_tokens[0].size()), one.freedom};
   return {"", c.range.low, exponential(interval(own, seeds, none, options.level)),
           exponential(

@@ -36,12 +36,16 @@ using Pool = std::span<const Runs* const>;
 struct Degradation {
   // Why nothing can be said ("" otherwise): the curves share no range of loss, …
   std::string problem;
-  double loss_low = 0, loss_high = 0;  // the shared range of pre-training loss
-  Interval average{};                  // mean over the domains, nats a token
+  // the shared range of pre-training loss
+  double loss_low = 0;
+  double loss_high = 0;
+  Interval average{};  // mean over the domains, nats a token
   std::map<std::string, Interval> domains;
   // 0: no architecture has two seeds, the intervals count documents only
   double seed_freedom = 0;
-  double seed_error = 0, document_error = 0;  // standard errors of `average` from each level
+  // standard errors of `average` from each level
+  double seed_error = 0;
+  double document_error = 0;
 };
 // Throws BadInput, naming the domain, where the documents are not the same in every evaluation
 // of every run.

@@ -10,7 +10,8 @@
 namespace assay::stats {
 
 double normal_quantile(double level) {
-  double low = 0, high = 40;
+  double low = 0;
+  double high = 40;
   for (int i = 0; i < 200; ++i) {
     const double middle = (low + high) / 2;
     (std::erf(middle / std::sqrt(2.0)) < level ? low : high) = middle;
@@ -53,13 +54,15 @@ Interval mean_interval(std::span<const double> values, double level) {
 
 Interval paired_share_difference(std::span<const double> a, std::span<const double> b,
                                  double level) {
-  double first = 0, second = 0;
+  double first = 0;
+  double second = 0;
   for (size_t i = 0; i < a.size(); ++i) {
     first += a[i] > b[i];
     second += b[i] > a[i];
   }
   const auto n = double(a.size());
-  const double p = (first + 1) / (n + 2), q = (second + 1) / (n + 2);
+  const double p = (first + 1) / (n + 2);
+  const double q = (second + 1) / (n + 2);
   const double half = normal_quantile(level) * std::sqrt((p + q - (p - q) * (p - q)) / (n + 2));
   return {n > 0 ? (first - second) / n : 0, std::max(-1.0, p - q - half),
           std::min(1.0, p - q + half)};

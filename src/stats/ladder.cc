@@ -44,12 +44,17 @@ void warn_of_copies(const std::vector<Budget>& budgets, const std::string& name,
 // One contender with its groups among all ends.
 struct Entry {
   std::vector<Budget> budgets;
-  std::vector<size_t> groups;                     // one per budget
-  std::vector<size_t> inside;                     // indices of budgets that the ladder covers
-  std::vector<size_t> usable;                     // those of `inside` without a caveat
-  std::vector<size_t> at_rungs, at_recall_rungs;  // indices of budgets with a tangent of E, of R
-  size_t judged = 0;                              // index of the budget of delta
-  std::optional<Estimate> delta, equal_tokens, recall;  // none when no budget can be compared
+  std::vector<size_t> groups;  // one per budget
+  std::vector<size_t> inside;  // indices of budgets that the ladder covers
+  std::vector<size_t> usable;  // those of `inside` without a caveat
+  // indices of budgets with a tangent of E, of R
+  std::vector<size_t> at_rungs;
+  std::vector<size_t> at_recall_rungs;
+  size_t judged = 0;  // index of the budget of delta
+  // none when no budget can be compared
+  std::optional<Estimate> delta;
+  std::optional<Estimate> equal_tokens;
+  std::optional<Estimate> recall;
 };
 
 // The slope of the regression line through the differences, over log2 of the tokens.

@@ -43,8 +43,12 @@ constexpr Interval kNoEstimate{kUnknown, kUnknown, kUnknown};
 // order. Recall targets are those that a repeated bigram predicts. The recall vectors are the part
 // of nll and tokens on these targets; they may be empty in every run.
 struct EndLosses {
-  std::vector<double> nll, recall_nll;        // nats, summed over targets
-  std::vector<double> tokens, recall_tokens;  // number of targets
+  // nats, summed over targets
+  std::vector<double> nll;
+  std::vector<double> recall_nll;
+  // number of targets
+  std::vector<double> tokens;
+  std::vector<double> recall_tokens;
   std::vector<double> bounded_nll;  // each target's loss capped at log V + 3; may be empty in every
                                     // run
 };
@@ -70,7 +74,8 @@ struct Contender {
 // prefix "equal_tokens:", and "equal_tokens" for all targets (along the tangent);
 // "recall_in_domain" and "recall_in_domain:NAME".
 struct SeedVariance {
-  std::string study, model;
+  std::string study;
+  std::string model;
   double tokens = 0;
   int64_t seeds = 0;
   std::map<std::string, double> variance;  // nats squared, by measure
@@ -78,7 +83,7 @@ struct SeedVariance {
 
 struct LadderOptions {
   double level = 0.95;
-  double margin = 0.03;         // nats per token; differences within it count as equivalent
+  double margin = 0.03;  // nats per token; differences within it count as equivalent
   // Nats by which the loss per recall target may fall more than that on other targets, from one
   // rung to the next: any value from 0.01 to 0.16 tells mature from immature rungs in the records.
   double maturity_fall = 0.1;
@@ -99,17 +104,23 @@ struct LadderOptions {
 
 struct BudgetResult {
   double tokens = 0;
-  double held_out = 0, out_of_domain = 0;  // means over the seeds
-  std::string problem;                     // why there is no delta; empty otherwise
-  std::string caveat;                      // why a delta carries no verdict; empty otherwise
-  bool early = false;  // of a problem or caveat: the held-out loss is too high for a comparison
-  Interval delta{};    // of this budget alone
+  // means over the seeds
+  double held_out = 0;
+  double out_of_domain = 0;
+  std::string problem;  // why there is no delta; empty otherwise
+  std::string caveat;   // why a delta carries no verdict; empty otherwise
+  bool early = false;   // of a problem or caveat: the held-out loss is too high for a comparison
+  Interval delta{};     // of this budget alone
   int64_t seeds = 0;
-  double epochs = kUnknown, reference_epochs = kUnknown;  // the reference where it has this h
-  std::string no_equal_tokens;                            // why E has no number; empty otherwise
-  std::string no_recall;                                  // why R has none
-  double slope = kUnknown;                                // s_B
-  Interval equal_tokens = kNoEstimate, recall = kNoEstimate;  // of this budget alone
+  // the reference where it has this h
+  double epochs = kUnknown;
+  double reference_epochs = kUnknown;
+  std::string no_equal_tokens;  // why E has no number; empty otherwise
+  std::string no_recall;        // why R has none
+  double slope = kUnknown;      // s_B
+  // of this budget alone
+  Interval equal_tokens = kNoEstimate;
+  Interval recall = kNoEstimate;
 };
 
 // E or R of one architecture.
@@ -121,8 +132,13 @@ struct EqualTokens {
   Interval single = kNoEstimate;            // and all below: alone
   Interval over_domains = kNoEstimate;      // see EndResult
   std::map<std::string, Interval> domains;  // R: training domains
-  Interval recall_part = kNoEstimate, other_part = kNoEstimate;  // of E
-  double seed_error = 0, reference_error = 0, document_error = 0, slope_error = 0;
+  // of E
+  Interval recall_part = kNoEstimate;
+  Interval other_part = kNoEstimate;
+  double seed_error = 0;
+  double reference_error = 0;
+  double document_error = 0;
+  double slope_error = 0;
   double seed_freedom = 0;
   int64_t runs = 0;
 };
@@ -141,18 +157,28 @@ struct EndResult {
   Interval delta{};        // simultaneous over all contenders of the call
   Interval delta_single{};
   std::map<std::string, Interval> domains;  // each alone: exploratory
-  Interval recall_part{}, other_part{};     // of delta, on recall targets and on the others
-  Interval over_domains = kNoEstimate;      // of delta, with the domains as a sample; NaN if one
-  Interval bounded = kNoEstimate;           // delta of the bounded loss, alone; NaN if none
+  // of delta, on recall targets and on the others
+  Interval recall_part{};
+  Interval other_part{};
+  Interval over_domains = kNoEstimate;  // of delta, with the domains as a sample; NaN if one
+  Interval bounded = kNoEstimate;       // delta of the bounded loss, alone; NaN if none
   bool has_trend = false;
   Interval trend{};  // change of Delta_end per doubling of tokens
-  double held_out = 0, final_loss = 0;
+  double held_out = 0;
+  double final_loss = 0;
   double reference_loss = 0;  // of the reference at the same tokens, between
                               // rungs interpolated; NaN outside the ladder
-  double seed_error = 0, reference_error = 0, document_error = 0;  // standard errors of delta
+  // standard errors of delta
+  double seed_error = 0;
+  double reference_error = 0;
+  double document_error = 0;
   double seed_freedom = 0;
-  double epochs = kUnknown, reference_epochs = kUnknown;  // at the budget of delta
-  EqualTokens equal_tokens, recall;                       // E and R
+  // at the budget of delta
+  double epochs = kUnknown;
+  double reference_epochs = kUnknown;
+  // E and R
+  EqualTokens equal_tokens;
+  EqualTokens recall;
   std::string agreement;  // how Delta_end and E disagree; empty otherwise
   std::vector<BudgetResult> budgets;
 };
@@ -162,7 +188,9 @@ struct LadderResult {
   std::vector<std::string> warnings;
   std::vector<EndResult> results;
   double critical = 1;  // half-width of `delta` over half-width of `delta_single`
-  double critical_equal_tokens = 1, critical_recall = 1;  // the same of E and R
+  // the same of E and R
+  double critical_equal_tokens = 1;
+  double critical_recall = 1;
   bool mature = false;         // the reference recalls, and this is settled at the last rung
   std::vector<double> recall;  // by rung: mean over domains of the loss per recall target
 };

@@ -33,7 +33,8 @@ double mean_held_out(const Budget& budget) {
 
 // The lowest and the highest held-out loss of the reference's runs.
 std::pair<double, double> held_out_range(const std::vector<Budget>& ladder) {
-  double low = std::numeric_limits<double>::infinity(), high = -low;
+  double low = std::numeric_limits<double>::infinity();
+  double high = -low;
   for (const Budget& rung : ladder)
     for (const End& end : rung.runs) {
       low = std::min(low, end.held_out);
@@ -72,7 +73,8 @@ double log_tokens_at(const std::vector<Budget>& ladder, double held_out) {
   std::vector<double> losses;
   for (const Budget& rung : ladder) losses.push_back(mean_held_out(rung));
   const LossOverTokens loss(ladder, losses);
-  double few = std::log(ladder.front().tokens / 2), many = std::log(ladder.back().tokens * 2);
+  double few = std::log(ladder.front().tokens / 2);
+  double many = std::log(ladder.back().tokens * 2);
   for (int step = 0; step < 60; ++step) {  // to the last bit
     const double middle = (few + many) / 2;
     (loss(middle) > held_out ? few : many) = middle;
@@ -315,7 +317,8 @@ std::string Reference::repeated_segment(size_t b, Line line) const {
     return fmt::format(
         "It overfits {}: its loss out of domain rises by {:.3f} nats, and the limit is {:.3f}.",
         from_to, rise, options_.overfit_rise);
-  const double first = ladder_[b].epochs, second = ladder_[b + 1].epochs;
+  const double first = ladder_[b].epochs;
+  const double second = ladder_[b + 1].epochs;
   const double gap = memorised(b + 1);
   if (std::isnan(first) || std::isnan(second) || !differ(first, second)) return "";
   if (gap <= options_.memorising_gap) return "";
@@ -371,7 +374,8 @@ std::string Reference::outside(double held_out) const {
         "compare at a smaller budget, which ends with a held-out loss of {:.3f} or more, "
         "or train on more text.",
         held_out, low_, mean_held_out(ladder_[rise.from]));
-  const double tokens = tokens_to_reach(held_out), last = ladder_.back().tokens;
+  const double tokens = tokens_to_reach(held_out);
+  const double last = ladder_.back().tokens;
   const std::string advice =
       tokens <= kLongestForecast * last
           ? fmt::format("add a rung of the reference at about {}", millions(tokens))

@@ -86,7 +86,9 @@ class Reference {
   const Ends& ends_;
   const LadderOptions& options_;
   std::vector<double> recall_;
-  double low_, high_;  // of the held-out losses of all runs
+  // of the held-out losses of all runs
+  double low_;
+  double high_;
 };
 
 }  // namespace assay::stats

@@ -10,7 +10,8 @@ namespace assay::stats {
 // The documents of one domain at one evaluation: nll[i] nats summed over the tokens[i] predicted
 // tokens of document i. The same documents, in the same order, in every run of a study.
 struct DomainLosses {
-  std::vector<double> nll, tokens;
+  std::vector<double> nll;
+  std::vector<double> tokens;
 };
 struct Point {              // one evaluation along a run
   double tokens_seen;       // pre-training tokens so far

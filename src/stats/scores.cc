@@ -112,7 +112,8 @@ Interval score_difference(const RunScores& a, const RunScores& b, const SeedNois
   const auto items = double(influence.size());
   const double value = mean_value(a) - mean_value(b);
   const bool share = kind == ScoreKind::share;
-  double centre = value, of_items = squares(influence);
+  double centre = value;
+  double of_items = squares(influence);
   if (share) {  // with two more items, whose differences are 1 and −1
     const double square = (of_items * (items - 1) + value * value) * items;
     centre = value * items / (items + 2);

@@ -11,7 +11,9 @@ namespace {
 double beta_fraction(double a, double b, double x) {
   constexpr double tiny = 1e-300;
   const auto away_from_zero = [](double value) { return std::abs(value) < tiny ? tiny : value; };
-  double c = 1, d = 1 / away_from_zero(1 - (a + b) * x / (a + 1)), fraction = d;
+  double c = 1;
+  double d = 1 / away_from_zero(1 - (a + b) * x / (a + 1));
+  double fraction = d;
   for (int m = 1; m < 100000; ++m) {
     double last = 1;
     for (const double term : {m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
@@ -45,7 +47,8 @@ double student_two_sided(double t, double freedom) {
 }
 
 double student_quantile(double level, double freedom) {
-  double low = 0, high = 1;
+  double low = 0;
+  double high = 1;
   while (student_two_sided(high, freedom) > 1 - level) {
     low = high;
     high *= 2;

@@ -36,7 +36,8 @@ double ratio(std::span<const double> y, std::span<const double> tokens) {
 }
 
 std::vector<double> document_influence(std::span<const double> y, std::span<const double> tokens) {
-  const double all = total(tokens), centre = total(y) / all;
+  const double all = total(tokens);
+  const double centre = total(y) / all;
   double concentration = 0;
   for (const double t : tokens) concentration += t / all * (t / all);
   std::vector<double> influence(y.size());
@@ -58,7 +59,8 @@ Variance document_variance(std::span<const double> y, std::span<const double> to
 }
 
 Variance sum(std::span<const Variance> parts) {
-  double value = 0, square = 0;
+  double value = 0;
+  double square = 0;
   for (const Variance& part : parts) {
     value += part.value;
     square += part.value * part.value / part.freedom;
@@ -69,7 +71,8 @@ Variance sum(std::span<const Variance> parts) {
 Interval interval(double estimate, Variance seeds, Variance documents, double level) {
   const double variance = seeds.value + documents.value;
   if (!(variance > 0)) return {estimate, estimate, estimate};
-  const double of_seeds = seeds.value / variance, of_documents = documents.value / variance;
+  const double of_seeds = seeds.value / variance;
+  const double of_documents = documents.value / variance;
   const double freedom =
       1 / ((of_seeds > 0 ? of_seeds / seeds.freedom : 0) +
            (of_documents > 0 ? of_documents * of_documents / documents.freedom : 0));

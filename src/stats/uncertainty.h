@@ -8,13 +8,16 @@
 namespace assay::stats {
 
 struct Interval {
-  double estimate, low, high;
+  double estimate;
+  double low;
+  double high;
 };
 
 // A variance and the degrees of freedom it was estimated with (0: nothing was there to
 // estimate it from).
 struct Variance {
-  double value = 0, freedom = 0;
+  double value = 0;
+  double freedom = 0;
 };
 
 // One number a run, by architecture: [architecture][seed]. The variance between seeds of one

@@ -31,7 +31,8 @@ double half_width_with(const Estimate& e, double own, double other, double level
 
 // The cheapest numbers: runs of this model, and those of every rung as a multiple of today's.
 struct Plan {
-  double own = 0, other = 1;
+  double own = 0;
+  double other = 1;
 };
 
 Plan cheapest(const Estimate& e, double runs, double seeds_of_rung, double level, double wanted) {

@@ -96,7 +96,8 @@ void Database::refuse() const {
 }
 
 void Database::raise(const std::string& sql) const {
-  const int code = sqlite3_errcode(handle_), reason = sqlite3_system_errno(handle_);
+  const int code = sqlite3_errcode(handle_);
+  const int reason = sqlite3_system_errno(handle_);
   if (code == SQLITE_CORRUPT || code == SQLITE_NOTADB) refuse();
   if (code == SQLITE_FULL || reason == ENOSPC || reason == EDQUOT)
     fail<DiskFull>("{}: the disk is full", path_);

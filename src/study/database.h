@@ -39,7 +39,8 @@ class Database {
 
  private:
   [[noreturn]] void raise(const std::string& sql) const;
-  std::string path_, if_damaged_;
+  std::string path_;
+  std::string if_damaged_;
   sqlite3* handle_ = nullptr;
 };
 

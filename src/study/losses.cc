@@ -123,8 +123,7 @@ void add_document(ForeignRun& run, const Json& line, const Json& defaults,
   auto bytes = number_of(line, "bytes", place);
   if (!bytes) bytes = sample_bytes(line);
   for (const auto& [key, value] : {std::pair("tokens", tokens), {"bytes", bytes}})
-    if (value && !(*value > 0))
-      fail("{}: '{}' must be positive. Nothing was written.", place, key);
+    if (value && !(*value > 0)) fail("{}: '{}' must be positive. Nothing was written.", place, key);
   if (!tokens && !bytes)
     fail("{}: The line has neither tokens nor bytes. Nothing was written.", place);
   const auto recall_nats = number_of(line, "recall_nats", place);
@@ -132,9 +131,10 @@ void add_document(ForeignRun& run, const Json& line, const Json& defaults,
   const auto source = text_of(line, {"source"});
   const auto document = text_of(line, {"document", "doc_id"});
   if (!source && !document)
-    fail("{}: The line has neither source nor document, so it cannot be paired. "
-         "Nothing was written.",
-         place);
+    fail(
+        "{}: The line has neither source nor document, so it cannot be paired. "
+        "Nothing was written.",
+        place);
   run.has_tokens = run.has_tokens && tokens;
   run.has_bytes = run.has_bytes && bytes;
   run.has_sources = run.has_sources && source;
@@ -203,7 +203,7 @@ void check_documents(const ForeignRun& first, const ForeignRun& run) {
 }
 
 // Do all of the runs have the property?
-bool all(const std::vector<ForeignRun>& runs, bool ForeignRun::*property) {
+bool all(const std::vector<ForeignRun>& runs, bool ForeignRun::* property) {
   return std::ranges::all_of(runs, [&](const ForeignRun& run) { return run.*property; });
 }
 

@@ -15,7 +15,9 @@ namespace {
 struct Head {
   std::string reference;
   std::vector<std::string> models;
-  std::vector<int64_t> seeds = {1}, tokens, seeds_per_budget;
+  std::vector<int64_t> seeds = {1};
+  std::vector<int64_t> tokens;
+  std::vector<int64_t> seeds_per_budget;
   std::string variances;
   void fields(auto&& field) {
     field("reference", reference);
@@ -28,7 +30,9 @@ struct Head {
 };
 struct ModelHead {
   std::string base;
-  std::vector<int64_t> seeds, tokens, seeds_per_budget;
+  std::vector<int64_t> seeds;
+  std::vector<int64_t> tokens;
+  std::vector<int64_t> seeds_per_budget;
   void fields(auto&& field) {
     field("base", base);
     field("seeds", seeds);
@@ -226,7 +230,8 @@ void find_python(ConfigNode model, const fs::path& plan) {
 Model read_model(const std::string& name, const ConfigNode& root, const Head& head,
                  const fs::path& file) {
   check_name(name, root.where("models"));
-  const ConfigNode tables = root.child("model"), own = tables.child(name);
+  const ConfigNode tables = root.child("model");
+  const ConfigNode own = tables.child(name);
   ModelHead mine{.base = name, .seeds = head.seeds, .tokens = head.tokens};
   const bool on_ladder = name == head.reference && root.has("ladder");
   if (on_ladder) {
@@ -319,10 +324,9 @@ void check_setting(const Setting& setting) {
   if (data.sequence_length < 1)
     refuse(place(setting.data_layers, "sequence_length"),
            "data.sequence_length must be given and at least 1");
-  for (const auto& [key, domains] :
-       {std::pair{"train", &data.train},
-        {"out_of_domain", &data.out_of_domain},
-        {"further", &data.further}})
+  for (const auto& [key, domains] : {std::pair{"train", &data.train},
+                                     {"out_of_domain", &data.out_of_domain},
+                                     {"further", &data.further}})
     for (const std::string& domain : *domains)
       if (std::ranges::count(*domains, domain) > 1)
         refuse(place(setting.data_layers, key),
@@ -389,7 +393,8 @@ void check_head(const Head& head, const ConfigNode& root, const fs::path& file) 
 
 // What the plan decides in a run's [train].
 ConfigNode decided(const DataSetting& data, Variation variation) {
-  std::vector<std::string> domains = data.train, sets;
+  std::vector<std::string> domains = data.train;
+  std::vector<std::string> sets;
   for (const std::string& domain : data.train) sets.push_back(domain + "." + data.held_out);
   for (const auto* domains : {&data.out_of_domain, &data.further})
     for (const std::string& domain : *domains) sets.push_back(domain + "." + data.test);
@@ -416,10 +421,9 @@ std::vector<VarianceRow> read_variances(const Head& head, const ConfigNode& root
   if (head.variances.empty()) return {};
   const fs::path table = file.parent_path() / head.variances;
   if (!fs::exists(table))
-    refuse(root.where("variances"),
-           fmt::format("variances: there is no file '{}'; "
-                       "`assay report STUDY --variances FILE` writes one",
-                       table.string()));
+    refuse(root.where("variances"), fmt::format("variances: there is no file '{}'; "
+                                                "`assay report STUDY --variances FILE` writes one",
+                                                table.string()));
   return read_record<VarianceTable>(table).rows;
 }
 

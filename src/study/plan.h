@@ -47,7 +47,7 @@ std::string first_sentence(const std::string& text);
 std::string opening_sentence(const std::string& toml);
 
 struct DataSetting {
-  std::string store;                              // folder; "" when given by --data or synthetic
+  std::string store;                       // folder; "" when given by --data or synthetic
   std::vector<std::string> train;          // domains
   std::vector<std::string> out_of_domain;  // domains whose mean loss is compared
   std::vector<std::string> further;        // more unseen domains; each is compared, too
@@ -73,7 +73,9 @@ const ConfigNode* last_with(const std::vector<ConfigNode>& layers, const std::st
 // is the reason (ConfigError in base/config.h).
 struct TrainerError {
   std::string error;
-  std::optional<std::string> table, key, problem;
+  std::optional<std::string> table;
+  std::optional<std::string> key;
+  std::optional<std::string> problem;
   ASSAY_FIELDS(error, table, key, problem)
 };
 
@@ -82,7 +84,8 @@ struct TrainerError {
 struct Composed {
   std::string name;                // of the model
   std::vector<ConfigNode> layers;  // of `model`, the later over the earlier
-  ConfigNode model, train;
+  ConfigNode model;
+  ConfigNode train;
   std::string toml() const;  // MODEL.toml
   // An error of the trainer about it, told in terms of the plan.
   std::string translate(const TrainerError& error) const;
@@ -91,13 +94,17 @@ struct Composed {
 struct Setting {
   std::string name;  // "" when the plan has only one
   DataSetting data;
-  std::vector<ConfigNode> data_layers, train_layers;  // the plan's, then the setting's
+  // the plan's, then the setting's
+  std::vector<ConfigNode> data_layers;
+  std::vector<ConfigNode> train_layers;
   // The tasks of the plan, as ask_tasks (tasks.h) finds them
   std::vector<run::TaskQuestion> tasks = {};
 };
 // `ladder`: the budgets of the reference, each trained through its complete schedule.
 struct Ladder {
-  std::vector<int64_t> tokens, seeds, seeds_per_budget;
+  std::vector<int64_t> tokens;
+  std::vector<int64_t> seeds;
+  std::vector<int64_t> seeds_per_budget;
   void fields(auto&& field) {
     field("tokens", tokens);
     field("seeds", seeds);
@@ -160,7 +167,9 @@ struct VarianceTable {
   ASSAY_FIELDS(rows)
 };
 struct Plan {
-  std::string name, text, reference;
+  std::string name;
+  std::string text;
+  std::string reference;
   std::vector<Setting> settings;
   std::vector<Model> models;
   std::optional<Tuning> tuning;

@@ -10,17 +10,24 @@ namespace {
 
 struct Domain {
   std::string name;
-  int64_t train = 0, valid = 0, test = 0;  // tokens; 0 without the split
+  // tokens; 0 without the split
+  int64_t train = 0;
+  int64_t valid = 0;
+  int64_t test = 0;
   bool trainable() const { return train > 0 && valid > 0; }
 };
 
 struct Choice {
-  std::vector<Domain> train, out_of_domain;
+  std::vector<Domain> train;
+  std::vector<Domain> out_of_domain;
 };
 
 // Of all models of a plan.
 struct Size {
-  int64_t d_model, num_layers, num_heads, sequence_length;
+  int64_t d_model;
+  int64_t num_layers;
+  int64_t num_heads;
+  int64_t sequence_length;
 };
 
 std::vector<Domain> domains_of(const data::TokenStore& store) {
@@ -70,7 +77,8 @@ std::vector<Domain> testable(const std::vector<Domain>& domains, const std::vect
 
 // The domains with the most training tokens, in the order of the store.
 std::vector<Domain> larger_half(const std::vector<Domain>& domains) {
-  std::vector<Domain> sorted = domains, half;
+  std::vector<Domain> sorted = domains;
+  std::vector<Domain> half;
   std::ranges::sort(sorted, [](const Domain& a, const Domain& b) {
     return std::tie(b.train, a.name) < std::tie(a.train, b.name);
   });
@@ -210,12 +218,16 @@ std::vector<std::string> domains_without_valid(const data::TokenStore& store) {
 }
 
 std::string plan_template(const data::TokenStore& store, const std::vector<std::string>& train) {
-  constexpr int64_t kFewest = 819'200, kMost = 163'840'000, kBatch = 16;
+  constexpr int64_t kFewest = 819'200;
+  constexpr int64_t kMost = 163'840'000;
+  constexpr int64_t kBatch = 16;
   const std::vector<Domain> domains = domains_of(store);
   const Choice choice = choose(domains, train, store.folder().string());
-  const int64_t available = training_tokens(choice), top = std::clamp(available, kFewest, kMost);
+  const int64_t available = training_tokens(choice);
+  const int64_t top = std::clamp(available, kFewest, kMost);
   const Size size = size_of(top);
-  const int64_t length = sequence_length(choice, size.sequence_length), step = kBatch * length;
+  const int64_t length = sequence_length(choice, size.sequence_length);
+  const int64_t step = kBatch * length;
   const int64_t rung = std::max<int64_t>(1, top / 4 / step) * step;
   const char* data_comment =
       choice.out_of_domain.empty()

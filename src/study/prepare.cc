@@ -177,7 +177,9 @@ class Question {
 
   Candidate candidate_;
   Composed composed_;
-  fs::path config_, output_, errors_;
+  fs::path config_;
+  fs::path output_;
+  fs::path errors_;
   Command command_;
   pid_t child_ = 0;
 };
@@ -242,8 +244,8 @@ PlannedRun planned(const Candidate& c, const Variation& variation, const char* w
   run.seed = variation.seed;
   run.data = c.data;
   run.estimate = c.answer;
-  const double asked_steps = double(c.answer.steps),
-               per_step = double(c.answer.tokens) / asked_steps;
+  const double asked_steps = double(c.answer.steps);
+  const double per_step = double(c.answer.tokens) / asked_steps;
   const double steps =
       variation.tokens > 0 ? std::ceil(double(variation.tokens) / per_step) : asked_steps;
   run.tokens = int64_t(steps * per_step);
@@ -285,7 +287,8 @@ std::string rate_label(double rate) { return fmt::format(".lr-{}", rate); }
 // The runs of study_runs, without the check for equal ones.
 std::vector<PlannedRun> all_study_runs(const Plan& plan, const std::vector<Candidate>& candidates,
                                        const Rates& rates, const fs::path& study) {
-  std::vector<PlannedRun> runs, checks;
+  std::vector<PlannedRun> runs;
+  std::vector<PlannedRun> checks;
   for (const Candidate& c : candidates) {
     const bool tuned = is_tuned(plan, *c.model);
     const auto found = rates.find({c.setting->name, c.model->name});
@@ -317,7 +320,12 @@ fs::path trainer(const StudyOptions& options) {
 }
 
 std::vector<std::string> training(const PlannedRun& run, const StudyOptions& options) {
-  return {trainer(options), "train", run.config, "--data", run.data, "-o",
+  return {trainer(options),
+          "train",
+          run.config,
+          "--data",
+          run.data,
+          "-o",
           run.folder(options.study).path};
 }
 

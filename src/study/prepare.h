@@ -20,13 +20,16 @@ struct SlurmOptions {
 };
 
 struct StudyOptions {
-  fs::path plan, study;
-  std::vector<std::string> set;      // assignments over the plan's values: "train.steps=100"
-  std::string data;                  // token store for every setting that names none; "" for none
-  int64_t jobs = 1, threads = 0;     // runs at a time; threads of each, 0: the cores shared out
-  std::vector<std::string> devices;  // handed out in turn; empty: the trainer's choice
-  fs::path program;                  // whose `train` is run; empty: this program
-  std::vector<fs::path> reuse;       // folders with records of finished runs, or studies
+  fs::path plan;
+  fs::path study;
+  std::vector<std::string> set;  // assignments over the plan's values: "train.steps=100"
+  std::string data;              // token store for every setting that names none; "" for none
+  // runs at a time; threads of each, 0: the cores shared out
+  int64_t jobs = 1;
+  int64_t threads = 0;
+  std::vector<std::string> devices;        // handed out in turn; empty: the trainer's choice
+  fs::path program;                        // whose `train` is run; empty: this program
+  std::vector<fs::path> reuse;             // folders with records of finished runs, or studies
   std::optional<SlurmOptions> slurm = {};  // none: the runs are processes of this machine
 };
 

@@ -58,8 +58,8 @@ std::string Ending::text() const {
 // fork and exec, not posix_spawn: only code between the two can ask for a signal at
 // the parent's death.
 pid_t start(const Command& command) {
-  const int output = command.output.empty() ? ::dup(1) : open_log(command.output),
-            errors = !command.errors.empty()  ? open_log(command.errors)
+  const int output = command.output.empty() ? ::dup(1) : open_log(command.output);
+  const int errors = !command.errors.empty()  ? open_log(command.errors)
                      : command.output.empty() ? ::dup(2)
                                               : output;
   std::vector<char*> arguments;
@@ -69,13 +69,15 @@ pid_t start(const Command& command) {
   // If the signal is ignored, as a parent of this process may have set, the kernel forgets how
   // children end.
   ::signal(SIGCHLD, SIG_DFL);
-  sigset_t user_signal, ending_signals;
+  sigset_t user_signal;
+  sigset_t ending_signals;
   ::sigemptyset(&user_signal);
   ::sigaddset(&user_signal, SIGUSR1);
   ::sigemptyset(&ending_signals);
   ::sigaddset(&ending_signals, SIGINT);
   ::sigaddset(&ending_signals, SIGTERM);
-  const pid_t parent = ::getpid(), child = ::fork();
+  const pid_t parent = ::getpid();
+  const pid_t child = ::fork();
   if (child == 0) {
     // It waits until the program can save its state; see catch_interrupts()
     ::sigprocmask(SIG_BLOCK, &user_signal, nullptr);
@@ -119,7 +121,8 @@ Ending wait(pid_t child) {
 }
 
 Captured capture(const std::vector<std::string>& arguments) {
-  const MemoryFile output, errors;
+  const MemoryFile output;
+  const MemoryFile errors;
   const Ending ending = wait(start({arguments, output.path(), errors.path()}));
   return {ending, read_file(output.path()), read_file(errors.path())};
 }

@@ -13,7 +13,8 @@ namespace assay::study {
 struct Command {
   std::vector<std::string> arguments;  // [0] is the program
   // Files, appended to. Empty `errors`: the same as output; both empty: those of this process.
-  fs::path output, errors;
+  fs::path output;
+  fs::path errors;
 };
 // How often a process that a signal stopped is started again.
 constexpr int kRestarts = 2;
@@ -23,8 +24,8 @@ constexpr int kRestarts = 2;
 pid_t start(const Command& command);
 
 struct Ending {
-  int code = 0;         // exit code, or 128 + the signal
-  bool killed = false;  // by a signal
+  int code = 0;             // exit code, or 128 + the signal
+  bool killed = false;      // by a signal
   std::string reason = {};  // why Slurm ended the job; "" otherwise
   // By a signal that it did not catch, or that made it save and leave. Only when this process did
   // not send the signal does it come from outside.
@@ -39,7 +40,8 @@ Ending wait(pid_t child);
 // A command that has ended, and what it wrote.
 struct Captured {
   Ending ending;
-  std::string output, errors;
+  std::string output;
+  std::string errors;
 };
 Captured capture(const std::vector<std::string>& arguments);
 

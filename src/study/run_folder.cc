@@ -44,8 +44,7 @@ bool begin_or_resume(const run::Folder& folder) {
   const auto lock = lock_when_free(folder.path);
   if (!folder.checkpoints().empty()) return true;
   for (const auto& entry : fs::directory_iterator(folder.path))
-    if (entry.path() != folder.log() && entry.path() != folder.lock())
-      fs::remove_all(entry.path());
+    if (entry.path() != folder.log() && entry.path() != folder.lock()) fs::remove_all(entry.path());
   return false;
 }
 

@@ -228,12 +228,15 @@ class Runner {
   Store& store_;
   const Reusable& reusable_;
   Launcher& launcher_;
-  Clock::time_point begun_, next_status_{};
+  Clock::time_point begun_;
+  Clock::time_point next_status_{};
   std::deque<std::pair<PlannedRun, int>> queue_;  // with the number of restarts so far
   std::vector<Running> running_;
   Outcome outcome_;
   Progress progress_;
-  double work_left_ = 0, work_done_ = 0;  // FLOPs: all that this call has to do; of runs that ended
+  // FLOPs: all that this call has to do; of runs that ended
+  double work_left_ = 0;
+  double work_done_ = 0;
   bool stopping_ = false;
   std::string disk_full_;  // the message; "" while there is space
 };
@@ -392,7 +395,9 @@ class StudyFolder {
   void keep() { is_accepted_ = true; }
 
  private:
-  std::vector<fs::path> data_, folders_;  // made by this process; the innermost folders first
+  // made by this process; the innermost folders first
+  std::vector<fs::path> data_;
+  std::vector<fs::path> folders_;
   std::unique_ptr<FolderLock> lock_;
   bool is_accepted_ = false;
 };
@@ -482,7 +487,8 @@ int64_t write_records(const fs::path& study, const fs::path& folder,
   Store store(study, Database::Mode::read);
   RecordedPlan plan{store.plan()};
   make_folder(folder);
-  std::set<std::string> known, written;
+  std::set<std::string> known;
+  std::set<std::string> written;
   for (const fs::path& other : elsewhere) {
     for (const auto& [key, record] : read_records(other)) known.insert(key);
     if (!plan.records) plan.records.emplace();

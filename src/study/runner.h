@@ -7,13 +7,18 @@
 namespace assay::study {
 
 struct Failure {
-  std::string name, reason;
+  std::string name;
+  std::string reason;
   fs::path log;
 };
 struct Outcome {
   // `done` includes those done before; `done_before` includes those reused from other studies.
   // `in_queue` are jobs of Slurm that were left when this process did not wait.
-  int64_t planned = 0, done = 0, done_before = 0, reused = 0, in_queue = 0;
+  int64_t planned = 0;
+  int64_t done = 0;
+  int64_t done_before = 0;
+  int64_t reused = 0;
+  int64_t in_queue = 0;
   std::vector<Failure> failures;       // of training
   std::vector<Failure> task_failures;  // of evaluations of tasks
 };

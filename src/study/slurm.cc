@@ -22,7 +22,8 @@ using Clock = std::chrono::steady_clock;
 // N.json
 struct ArrayTask {
   std::string run;  // name of its folder
-  int64_t restarts = 0, steps = 0;
+  int64_t restarts = 0;
+  int64_t steps = 0;
   ASSAY_FIELDS(run, restarts, steps)
 };
 struct Array {
@@ -143,7 +144,8 @@ std::string variable(const char* name) {
 void forget_own_job() {
   std::vector<std::string> names;
   for (char** entry = environ; *entry; ++entry) {
-    const std::string text = *entry, name = text.substr(0, text.find('='));
+    const std::string text = *entry;
+    const std::string name = text.substr(0, text.find('='));
     if (name.starts_with("SLURM_") && name != "SLURM_CONF") names.push_back(name);
   }
   for (const std::string& name : names) ::unsetenv(name.c_str());
@@ -422,7 +424,8 @@ void SlurmLauncher::submit_array(const std::vector<std::pair<PlannedRun, int>>& 
 
 // The new one first: a study whose runs are in the queue is never without a controller job.
 void SlurmLauncher::submit_controller() {
-  std::set<std::string> arrays, old;
+  std::set<std::string> arrays;
+  std::set<std::string> old;
   for (const Job& job : jobs()) {
     if (job.task >= 0 && job.is_active()) arrays.insert(job.array);
     if (job.task < 0 && job.state == "PENDING") old.insert(job.id);
@@ -464,7 +467,8 @@ void SlurmLauncher::log_finished(const std::map<std::string, Task>& tasks) {
 
 std::string SlurmLauncher::status(const std::map<std::string, Task>& tasks,
                                   const std::vector<Job>& jobs) const {
-  size_t at_work = 0, queued = 0;
+  size_t at_work = 0;
+  size_t queued = 0;
   std::string reason;  // why Slurm has not started a job
   std::vector<std::string> parts;
   for (const Job& job : jobs) {
@@ -487,7 +491,8 @@ std::string SlurmLauncher::status(const std::map<std::string, Task>& tasks,
 
 // The controller job is cancelled first. It would start the runs again.
 std::string SlurmLauncher::text_about_jobs(const std::vector<Job>& jobs) {
-  std::vector<std::string> controllers, arrays;
+  std::vector<std::string> controllers;
+  std::vector<std::string> arrays;
   for (const Job& job : jobs) {
     auto& ids = job.task < 0 ? controllers : arrays;
     if (!std::ranges::count(ids, job.array)) ids.push_back(job.array);

@@ -49,18 +49,27 @@ class SlurmLauncher final : public Launcher {
 
  private:
   struct Job {
-    std::string id, array;  // "120_3", "120"
-    int64_t task;           // index in the array; -1: a controller job
-    std::string state, reason, name;
+    // "120_3", "120"
+    std::string id;
+    std::string array;
+    int64_t task;  // index in the array; -1: a controller job
+    std::string state;
+    std::string reason;
+    std::string name;
     bool is_active() const;   // in the queue, or running
     bool is_at_work() const;  // neither queued nor ended
   };
   // A run as a task of the newest array that lists it.
   struct Task {
     std::string run;  // name of the folder
-    int64_t array = 0, index = 0, restarts = 0, steps = 0;
+    int64_t array = 0;
+    int64_t index = 0;
+    int64_t restarts = 0;
+    int64_t steps = 0;
     bool is_active = false;
-    std::string id = {}, state = {};  // of the job; "" when Slurm no longer knows it
+    // of the job; "" when Slurm no longer knows it
+    std::string id = {};
+    std::string state = {};
   };
 
   std::vector<Job> jobs() const;
@@ -78,7 +87,9 @@ class SlurmLauncher final : public Launcher {
   std::string status(const std::map<std::string, Task>& tasks, const std::vector<Job>& jobs) const;
 
   const StudyOptions& options_;
-  fs::path study_, folder_;  // absolute; folder_: study/slurm
+  // absolute; folder_: study/slurm
+  fs::path study_;
+  fs::path folder_;
   std::string tag_;
   std::optional<int64_t> own_job_;     // the job that this process is part of
   bool continues_;                     // what another process, or an earlier call, began

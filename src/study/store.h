@@ -24,13 +24,16 @@ struct PlannedRun {
   std::string key;   // sha256 of the configuration with its defaults, the data's fingerprint, the
                      // seed, the budget, the learning rate and the numerics versions
   std::string name;  // "window.82M.seed-1"; the folder is runs/NAME.first-8-of-key
-  std::string setting, model;
+  std::string setting;
+  std::string model;
   std::string purpose = purpose::kStudy;
   int64_t seed = 0;
   int64_t tokens = 0;        // the budget
   double learning_rate = 0;  // peak
-  fs::path config, data;     // MODEL.toml, token store
-  std::string toml;          // what MODEL.toml holds
+  // MODEL.toml, token store
+  fs::path config;
+  fs::path data;
+  std::string toml;  // what MODEL.toml holds
   // Of `assay train --dry-run`, with tokens, steps and seconds of this run
   run::Estimate estimate;
   run::Folder folder(const fs::path& study) const {
@@ -50,15 +53,23 @@ inline constexpr const char* kMissing = "missing";  // done elsewhere, and its r
 
 // A planned run, as plan.json of a folder of records lists it.
 struct StoredRun {
-  std::string key, name, setting, model, purpose;
-  int64_t seed = 0, tokens = 0;
+  std::string key;
+  std::string name;
+  std::string setting;
+  std::string model;
+  std::string purpose;
+  int64_t seed = 0;
+  int64_t tokens = 0;
   double learning_rate = 0;
-  std::string status, reason;
+  std::string status;
+  std::string reason;
   ASSAY_FIELDS(key, name, setting, model, purpose, seed, tokens, learning_rate, status, reason)
 };
 // With what the database knows of it.
 struct StudyRun : StoredRun {
-  std::string folder, origin;  // origin: where the record was found; "" when the study trained it
+  // origin: where the record was found; "" when the study trained it
+  std::string folder;
+  std::string origin;
   std::optional<run::FinishedRun> finished;  // of a run that is done
   ASSAY_MORE_FIELDS(StoredRun, folder, origin)
 };
@@ -77,7 +88,9 @@ struct StoredSetting {
 // What the test text shares with the training text, by domain.
 using Overlap = std::vector<data::DomainOverlap>;
 struct StoredPlan {
-  std::string name, reference, text;
+  std::string name;
+  std::string reference;
+  std::string text;
   std::vector<StoredSetting> settings;
   bool has_ladder = false;
   std::vector<std::string> models;

@@ -62,7 +62,8 @@ Questions questions_of(const Plan& plan, const fs::path& tokenizer, const StudyO
     arguments.insert(arguments.end(), {"--tasks", task});
   std::ranges::copy(task_arguments(*plan.tasks), std::back_inserter(arguments));
   const Ending ending = wait_for(start({arguments, output.path, errors.path}));
-  const std::string text = read_file(output.path), problem = read_file(errors.path);
+  const std::string text = read_file(output.path);
+  const std::string problem = read_file(errors.path);
   if (ending.code == kBadInput) {
     std::string error = parse_record<TrainerError>(text, "the answer about the tasks").error;
     const std::string ending = " Nothing was run.";
@@ -279,7 +280,10 @@ class Evaluations {
   std::vector<Failure> failures_;
   Progress progress_;
   std::chrono::steady_clock::time_point next_status_{};
-  size_t planned_ = 0, ended_ = 0, evaluated_ = 0;  // runs
+  // runs
+  size_t planned_ = 0;
+  size_t ended_ = 0;
+  size_t evaluated_ = 0;
   bool stopping_ = false;
 };
 

@@ -15,7 +15,8 @@ constexpr size_t kLongestFile = size_t{1} << 31;
 
 std::string contents_of(const fs::path& file) {
   const auto source = data::open_bytes(file);
-  std::string text, block(1 << 20, '\0');
+  std::string text;
+  std::string block(1 << 20, '\0');
   try {
     while (const size_t count = source->read(block.data(), block.size())) {
       text.append(block, 0, count);

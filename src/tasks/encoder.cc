@@ -54,7 +54,8 @@ std::vector<Row> Encoder::windows(const std::string& text, int64_t longest) {
   const auto size = int64_t(ids.size());
   std::vector<Row> rows;
   for (int64_t predicted = 0; predicted < size;) {
-    const int64_t count = std::min(longest, size - predicted), end = predicted + count;
+    const int64_t count = std::min(longest, size - predicted);
+    const int64_t end = predicted + count;
     Row row;
     row.scored = count;
     if (predicted == 0) row.tokens.push_back(prefix_);

@@ -38,7 +38,8 @@ class Encoder {
   const data::Tokenizer& tokenizer_;
   data::WordEncoder words_;
   bool bos_;
-  int64_t prefix_, separator_;
+  int64_t prefix_;
+  int64_t separator_;
   std::string last_context_;  // the choices of a document share it
   std::vector<int64_t> last_ids_;
 };

@@ -188,7 +188,8 @@ class Evaluator {
   Results& results_;
   Encoder encoder_;
   Scorer scorer_;
-  int64_t longest_, total_ = 0;
+  int64_t longest_;
+  int64_t total_ = 0;
   Ran ran_;
   std::vector<Item> waiting_;
   std::function<void(int64_t, int64_t)> progress_;

@@ -22,14 +22,20 @@ struct EvaluateOptions {
 struct Subject {
   nn::LanguageModel& model;
   const data::Tokenizer& tokenizer;
-  std::string name, weights, precision;  // weights: sha256 of their file
+  // weights: sha256 of their file
+  std::string name;
+  std::string weights;
+  std::string precision;
 };
 
 struct Ran {
-  std::string key;                  // of the results
-  int64_t items = 0, answered = 0;  // answered now; the others were there
-  int64_t truncated = 0;            // items of which a row lost tokens
-  int64_t tokens_read = 0, tokens_alone = 0;
+  std::string key;  // of the results
+  // answered now; the others were there
+  int64_t items = 0;
+  int64_t answered = 0;
+  int64_t truncated = 0;  // items of which a row lost tokens
+  int64_t tokens_read = 0;
+  int64_t tokens_alone = 0;
   double seconds = 0;  // in the model
 };
 

@@ -17,10 +17,17 @@ namespace assay::tasks {
 
 // What a task file holds for every kind. The fields of its kind stand next to them.
 struct TaskConfig {
-  std::string kind, documents, few_shot_documents, prepare, description, group,
-      few_shot_sampler = "random";
-  int64_t few_shot = 0, few_shot_seed = 1234;
-  std::string target_delimiter = " ", few_shot_delimiter = "\n\n";
+  std::string kind;
+  std::string documents;
+  std::string few_shot_documents;
+  std::string prepare;
+  std::string description;
+  std::string group;
+  std::string few_shot_sampler = "random";
+  int64_t few_shot = 0;
+  int64_t few_shot_seed = 1234;
+  std::string target_delimiter = " ";
+  std::string few_shot_delimiter = "\n\n";
   std::vector<std::string> metrics;
   bool recall = false;
   std::string about;
@@ -46,7 +53,9 @@ struct TaskConfig {
 // What a model is asked about one document.
 struct Asked {
   struct Continuation {
-    std::string context, text;  // the log-likelihood of `text` after `context`
+    // the log-likelihood of `text` after `context`
+    std::string context;
+    std::string text;
   };
   std::vector<Continuation> continuations;
   std::optional<std::string> rolling;  // the log-likelihood of all of it

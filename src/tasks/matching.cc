@@ -12,7 +12,8 @@ std::string without_words(const std::string& text, const std::vector<std::string
   const std::u32string points = code_points(text);
   std::u32string out;
   for (size_t i = 0; i < points.size();) {
-    const bool before = i > 0 && is_word(points[i - 1]), edge = before != is_word(points[i]);
+    const bool before = i > 0 && is_word(points[i - 1]);
+    const bool edge = before != is_word(points[i]);
     const auto fits = [&](const std::string& word) {
       return points.compare(i, code_points(word).size(), code_points(word)) == 0;
     };

@@ -8,7 +8,8 @@ namespace assay::tasks {
 struct ExactMatch {
   std::vector<std::string>
       ignore_words;  // deleted where they begin at the edge of a word, the first that fits
-  bool ignore_case = false, ignore_punctuation = false;
+  bool ignore_case = false;
+  bool ignore_punctuation = false;
 };
 // Both texts with the ignored parts taken out, in this order: words, case, ASCII punctuation.
 bool exact_match(const std::string& text, const std::string& answer, const ExactMatch& rule);

@@ -49,7 +49,8 @@ stats::Interval ratio_interval(const std::vector<double>& values,
 
 Summary summarize(const std::vector<Item>& items, const std::string& metric) {
   Summary out{.items = int64_t(items.size())};
-  std::vector<double> values, weights;
+  std::vector<double> values;
+  std::vector<double> weights;
   for (const Item& item : items) {
     values.push_back(value_of(item, metric));
     weights.push_back(weight_of(item, metric));
@@ -74,7 +75,9 @@ stats::Interval difference(const std::vector<Item>& a, const std::vector<Item>& 
                            const std::string& metric) {
   std::map<size_t, const Item*> second;
   for (const Item& item : b) second[item.index] = &item;
-  std::vector<double> first_values, second_values, differences;
+  std::vector<double> first_values;
+  std::vector<double> second_values;
+  std::vector<double> differences;
   double weights = 0;
   for (const Item& item : a) {
     const auto found = second.find(item.index);

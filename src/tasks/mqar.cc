@@ -56,7 +56,9 @@ std::vector<int64_t> draw_slots(Random& random, const std::vector<double>& weigh
 }
 
 struct Loss {
-  at::Tensor hidden, targets;  // of the queries
+  // of the queries
+  at::Tensor hidden;
+  at::Tensor targets;
 };
 // Examples on a device. The places of the queries are found once, because a search on a GPU would
 // make every step wait for it.
@@ -66,7 +68,8 @@ struct Examples {
   at::Tensor targets;  // [N, n]: their values
 };
 Examples on_device(const MqarBatch& batch, int64_t batch_size, c10::Device device) {
-  const int64_t count = batch.inputs.size(0), length = batch.inputs.size(1);
+  const int64_t count = batch.inputs.size(0);
+  const int64_t length = batch.inputs.size(1);
   const at::Tensor positions = (batch.labels != kNoLabel).nonzero().select(1, 1).view({count, -1});
   const at::Tensor rows = at::arange(count, at::kLong).remainder(batch_size).unsqueeze(1);
   return {batch.inputs.to(device), (rows * length + positions).to(device),
@@ -113,7 +116,8 @@ void MqarData::check() const {
 
 MqarBatch mqar_examples(const MqarData& data, uint64_t seed, int64_t first, int64_t count) {
   data.check();
-  const int64_t half = data.vocab_size / 2, begun = 2 * data.pairs;
+  const int64_t half = data.vocab_size / 2;
+  const int64_t begun = 2 * data.pairs;
   std::vector<double> weights;
   for (int64_t i = 0; i < (data.length - begun) / 2; ++i)
     weights.push_back(std::pow(double(i + 1), data.power - 1));
@@ -143,7 +147,8 @@ MqarBatch mqar_examples(const MqarData& data, uint64_t seed, int64_t first, int6
 MqarStudy MqarStudy::read(const fs::path& file) {
   const ConfigNode root = ConfigNode::read_file(file);
   root.read(Fields{}, {"mqar", "model"});
-  const ConfigNode table = root.child("mqar"), models = root.child("model");
+  const ConfigNode table = root.child("mqar");
+  const ConfigNode models = root.child("model");
   MqarStudy study;
   table.read(study.plan);
   MqarPlan& plan = study.plan;
@@ -193,8 +198,8 @@ MqarResult train_mqar(const MqarRun& run, const MqarPlan& plan, c10::Device devi
   const auto examples = [&](uint64_t of, int64_t count) {
     return on_device(mqar_examples(run.data, of, 0, count), plan.batch_size, device);
   };
-  const Examples train = examples(seed, plan.train_examples),
-                 test = examples(seed + 1, plan.test_examples);
+  const Examples train = examples(seed, plan.train_examples);
+  const Examples test = examples(seed + 1, plan.test_examples);
   const int64_t steps_per_epoch = (plan.train_examples + plan.batch_size - 1) / plan.batch_size;
   train::TrainConfig config;
   config.steps = plan.epochs * steps_per_epoch;

@@ -26,24 +26,36 @@
 namespace assay::tasks {
 
 struct MqarData {
-  int64_t vocab_size = 8192, length = 64, pairs = 4;
+  int64_t vocab_size = 8192;
+  int64_t length = 64;
+  int64_t pairs = 4;
   double power = 0.01;
   bool random_non_queries = false;
   void check() const;  // BadInput unless 4n ≤ L, L is even, V > L
 };
 struct MqarBatch {
-  at::Tensor inputs, labels;  // [count, L] i64
+  // [count, L] i64
+  at::Tensor inputs;
+  at::Tensor labels;
 };
 MqarBatch mqar_examples(const MqarData& data, uint64_t seed, int64_t first, int64_t count);
 
 // What plans/mqar.toml holds under [mqar].
 struct MqarPlan {
   std::vector<std::string> models;
-  std::vector<int64_t> lengths = {64, 128}, pairs = {4, 8}, widths = {64, 128};
+  std::vector<int64_t> lengths = {64, 128};
+  std::vector<int64_t> pairs = {4, 8};
+  std::vector<int64_t> widths = {64, 128};
   std::vector<double> learning_rates = {1e-4, 1e-3, 1e-2};
-  int64_t vocab_size = 8192, train_examples = 100'000, test_examples = 3'000, epochs = 64,
-          batch_size = 256, seed = 0;
-  double power = 0.01, weight_decay = 0.1, stop_at = 0.99;
+  int64_t vocab_size = 8192;
+  int64_t train_examples = 100'000;
+  int64_t test_examples = 3'000;
+  int64_t epochs = 64;
+  int64_t batch_size = 256;
+  int64_t seed = 0;
+  double power = 0.01;
+  double weight_decay = 0.1;
+  double stop_at = 0.99;
   std::string precision = "auto";
   bool random_non_queries = false;
   void fields(auto&& field) {
@@ -68,7 +80,9 @@ struct MqarPlan {
 };
 
 struct MqarRun {
-  std::string model, toml;  // toml: [model] with its tables
+  // toml: [model] with its tables
+  std::string model;
+  std::string toml;
   int64_t width = 0;
   MqarData data;
   double learning_rate = 0;
@@ -84,7 +98,9 @@ struct MqarStudy {
 struct MqarResult {
   double accuracy =
       0;  // of test queries, after the last epoch; training ends early at plan.stop_at
-  int64_t epochs = 0, state_bytes = 0, parameters = 0;
+  int64_t epochs = 0;
+  int64_t state_bytes = 0;
+  int64_t parameters = 0;
   double seconds = 0;
 };
 // Trains with AdamW and a cosine schedule to 0. Throws Interrupted between steps.

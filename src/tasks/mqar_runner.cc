@@ -98,7 +98,8 @@ class MqarRunner {
   }
 
   void launch() {
-    const size_t number = queue_.front(), slot = free_slots_.front();
+    const size_t number = queue_.front();
+    const size_t slot = free_slots_.front();
     queue_.pop_front();
     free_slots_.pop_front();
     study::Command command{{study::trainer(options_), "eval", "mqar", options_.plan, "-o",

@@ -88,7 +88,8 @@ int64_t place_of(const NiahOptions& options, int64_t units, double depth) {
 std::string read_haystack(const fs::path& file) {
   const auto source = data::open_bytes(file);
   constexpr size_t kMost = size_t{64} << 20;
-  std::string text, block(1 << 20, '\0');
+  std::string text;
+  std::string block(1 << 20, '\0');
   while (text.size() < kMost) {
     const size_t count = source->read(block.data(), block.size());
     if (count == 0) break;
@@ -139,7 +140,8 @@ NeedleSample needle_sample(const NiahOptions& options, int64_t units, int64_t pl
 
 int64_t haystack_units(const NiahOptions& options, const CountTokens& count) {
   Random random(options.seed, "niah length");
-  const std::string key = random_key(random), value = random_value(random, options.variant);
+  const std::string key = random_key(random);
+  const std::string value = random_value(random, options.variant);
   const auto tokens = [&](int64_t units) {
     return count(needle_sample(options, units, place_of(options, units, 0.5), key, value).prompt) +
            options.reserved;
@@ -150,7 +152,8 @@ int64_t haystack_units(const NiahOptions& options, const CountTokens& count) {
         "a length of {} tokens is too short: the question, "
         "one unit of the haystack and {} tokens for the answer take {}",
         options.length, options.reserved, least);
-  int64_t low = 1, high = step_of(options);
+  int64_t low = 1;
+  int64_t high = step_of(options);
   while (tokens(high) <= options.length) {
     low = high;
     high *= 2;
@@ -163,11 +166,13 @@ int64_t haystack_units(const NiahOptions& options, const CountTokens& count) {
 }
 
 std::vector<NeedleSample> needle_samples(const NiahOptions& options, const CountTokens& count) {
-  const int64_t most = haystack_units(options, count), step = step_of(options);
+  const int64_t most = haystack_units(options, count);
+  const int64_t step = step_of(options);
   std::vector<NeedleSample> out;
   for (int64_t i = 0; i < options.samples; ++i) {
     Random random(options.seed, "niah sample", uint64_t(i));
-    const std::string key = random_key(random), value = random_value(random, options.variant);
+    const std::string key = random_key(random);
+    const std::string value = random_value(random, options.variant);
     const double depth = options.samples > 1 ? double(i) / double(options.samples - 1) : 0.5;
     int64_t units = most;
     NeedleSample sample;

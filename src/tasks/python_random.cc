@@ -15,7 +15,8 @@ PythonRandom::PythonRandom(uint64_t seed) {
   state_[0] = 19650218u;
   for (size_t i = 1; i < 624; ++i)
     state_[i] = 1812433253u * (state_[i - 1] ^ state_[i - 1] >> 30) + uint32_t(i);
-  size_t i = 1, j = 0;
+  size_t i = 1;
+  size_t j = 0;
   const auto advance = [&] {
     if (++i < 624) return;
     state_[0] = state_[623];

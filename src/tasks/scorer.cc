@@ -117,7 +117,8 @@ Scorer::Batch Scorer::batch_of(const std::vector<std::vector<Row>>& items,
 
 nn::ModelState Scorer::read_shared(const std::vector<const Row*>& firsts, size_t begin, size_t cut,
                                    const nn::ModelState& before) {
-  const auto batch = int64_t(firsts.size()), length = int64_t(cut - begin);
+  const auto batch = int64_t(firsts.size());
+  const auto length = int64_t(cut - begin);
   nn::ModelState state = nn::select_rows(before, on_device(repeated(batch)));
   if (length == 0) return state;
   const at::Tensor tokens = at::empty({batch, length}, at::kLong);
@@ -141,7 +142,8 @@ std::vector<Likelihood> Scorer::read_rows(const Batch& batch, size_t cut, nn::Mo
                 tokens.data_ptr<int64_t>() + int64_t(n) * width);
     tokens_read_ += int64_t(count);
   }
-  std::vector<int64_t> places, targets;
+  std::vector<int64_t> places;
+  std::vector<int64_t> targets;
   for (const auto& [row, input] : batch.rows) {
     const size_t size = row->tokens.size();
     for (size_t i = size - size_t(row->scored); i < size; ++i) {
@@ -186,11 +188,15 @@ void Scorer::score_group(const std::vector<std::vector<Row>>& items, std::vector
   for (size_t begin = 0; begin < group.size();) {
     check_interrupt();
     const size_t largest_cut = cuts[group[begin]];
-    size_t end = begin, cut = largest_cut, rows = 0, length = 0;
+    size_t end = begin;
+    size_t cut = largest_cut;
+    size_t rows = 0;
+    size_t length = 0;
     for (; end < group.size(); ++end) {
       const std::vector<Row>& item = items[group[end]];
-      const size_t lower = cuts[group[end]], longer = std::max(length, longest(item)),
-                   count = rows + inputs(item);
+      const size_t lower = cuts[group[end]];
+      const size_t longer = std::max(length, longest(item));
+      const size_t count = rows + inputs(item);
       const bool far = largest_cut - lower > std::max(near, largest_cut / 8);
       if (end > begin && (far || count * (longer - lower) > size_t(options_.batch_tokens) ||
                           state_bytes(count, largest_cut) > most_state_bytes_))
@@ -202,8 +208,8 @@ void Scorer::score_group(const std::vector<std::vector<Row>>& items, std::vector
     const Batch batch = batch_of(items, std::span(group).subspan(begin, end - begin));
     const nn::ModelState state =
         cut > prefix ? read_shared(batch.firsts, prefix, cut, begun) : nn::ModelState(begun);
-    const at::Tensor from = cut > prefix ? at::tensor(batch.owners, at::kLong)
-                                         : repeated(int64_t(batch.owners.size()));
+    const at::Tensor from =
+        cut > prefix ? at::tensor(batch.owners, at::kLong) : repeated(int64_t(batch.owners.size()));
     std::vector<Likelihood> found = read_rows(batch, cut, nn::select_rows(state, on_device(from)));
     for (size_t i = begin, at = 0; i < end; ++i) {
       const size_t count = items[group[i]].size();
@@ -226,7 +232,8 @@ void Scorer::score(const std::vector<std::vector<Row>>& items, const Done& done)
   for (size_t begin = 0; begin < order.size();) {
     // Items in order of their tokens: those that follow share less and less with the first.
     const std::vector<Row>& first = items[order[begin]];
-    size_t prefix = shared(first), end = begin + 1;
+    size_t prefix = shared(first);
+    size_t end = begin + 1;
     for (; end < order.size(); ++end) {
       const std::vector<Row>& item = items[order[end]];
       const size_t both = std::min(common(first[0].tokens, item[0].tokens, prefix), shared(item));
@@ -258,7 +265,8 @@ void Scorer::generate(
     while (end < order.size() && (end - begin + 1) * longest <= size_t(options_.batch_tokens) &&
            longest - prompts[order[end]].size() <= std::max<size_t>(4, longest / 32))
       ++end;
-    const size_t count = end - begin, shortest = prompts[order[end - 1]].size();
+    const size_t count = end - begin;
+    const size_t shortest = prompts[order[end - 1]].size();
     // All prompts are at the same position: the longer ones are still read while the
     // others are continued.
     nn::ModelState state;

@@ -29,7 +29,7 @@ namespace assay::tasks {
 
 struct ScorerOptions {
   int64_t batch_tokens = 0;  // read at once, padding included; 0: 65,536 on CUDA, else 8,192
-  bool share = true;            // false: every row is read from its first token
+  bool share = true;         // false: every row is read from its first token
 };
 
 class Scorer {
@@ -56,9 +56,9 @@ class Scorer {
                    size_t prefix, const Done& done);
   // Rows and what the model reads for them.
   struct Batch {
-    std::vector<const Row*> firsts;  // of each item
-    std::vector<const Row*> inputs;  // a row of each sequence
-    std::vector<int64_t> owners;     // the item of each sequence
+    std::vector<const Row*> firsts;                   // of each item
+    std::vector<const Row*> inputs;                   // a row of each sequence
+    std::vector<int64_t> owners;                      // the item of each sequence
     std::vector<std::pair<const Row*, size_t>> rows;  // each with the number of its sequence
   };
   Batch batch_of(const std::vector<std::vector<Row>>& items, std::span<const size_t> chosen) const;
@@ -75,8 +75,11 @@ class Scorer {
 
   nn::LanguageModel& model_;
   ScorerOptions options_;
-  double most_state_bytes_ = 0, short_state_bytes_ = 0;  // of one sequence of kShort tokens
-  int64_t tokens_read_ = 0, tokens_alone_ = 0;
+  // of one sequence of kShort tokens
+  double most_state_bytes_ = 0;
+  double short_state_bytes_ = 0;
+  int64_t tokens_read_ = 0;
+  int64_t tokens_alone_ = 0;
 };
 
 }  // namespace assay::tasks

@@ -22,7 +22,7 @@ struct Task {
   TaskConfig config;
   std::shared_ptr<Kind> kind;
   std::vector<std::string> metrics;  // that are reported
-  std::string definition;  // every field that decides answers or scores, as TOML
+  std::string definition;            // every field that decides answers or scores, as TOML
 
   // BadInput with place and nearest name on a wrong field. `few_shot` ≥ 0 replaces the
   // number of examples.

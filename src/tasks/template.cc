@@ -104,7 +104,8 @@ Json slice(const Json& value, const Json& from, const Json& to) {
     const int64_t index = integer_of(bound, "a slice");
     return std::clamp<int64_t>(index < 0 ? index + size : index, 0, size);
   };
-  const int64_t begin = place(from, 0), end = std::max(begin, place(to, size));
+  const int64_t begin = place(from, 0);
+  const int64_t end = std::max(begin, place(to, size));
   if (value.is_string()) {
     const std::u32string points = code_points(value.get_ref<const std::string&>());
     return utf8(std::u32string_view(points).substr(size_t(begin), size_t(end - begin)));
@@ -125,8 +126,9 @@ Json field_of(const Json& value, const std::string& name) {
 
 Json element_of(const Json& value, const Json& index) {
   if (index.is_string()) return field_of(value, index.get<std::string>());
-  const int64_t size = size_of(value), asked = integer_of(index, "an index"),
-                i = asked < 0 ? asked + size : asked;
+  const int64_t size = size_of(value);
+  const int64_t asked = integer_of(index, "an index");
+  const int64_t i = asked < 0 ? asked + size : asked;
   if (i < 0 || i >= size) fail("index {} is outside a value of {} elements", asked, size);
   return value.is_string() ? slice(value, i, i + 1) : value[size_t(i)];
 }
@@ -138,7 +140,8 @@ const std::string& argument(const Arguments& given, size_t i, const std::string&
 
 // The numbers of arguments that a method or filter can have. Python allows some of them more.
 struct Arity {
-  size_t least, most;
+  size_t least;
+  size_t most;
 };
 const std::map<std::string, Arity> kMethods = {
     {"strip", {0, 1}},    {"lstrip", {0, 1}},  {"rstrip", {0, 1}},     {"lower", {0, 0}},
@@ -165,7 +168,8 @@ void check_call(const std::map<std::string, Arity>& known, const char* kind,
 Json call(const std::string& name, const Json& self, const Arguments& given) {
   const auto text = [&]() -> const std::string& { return string_of(self, name); };
   if (name == "strip" || name == "lstrip" || name == "rstrip" || name == "trim") {
-    const bool left = name != "rstrip", right = name != "lstrip";
+    const bool left = name != "rstrip";
+    const bool right = name != "lstrip";
     return given.empty() ? strip(text(), left, right)
                          : strip_characters(text(), argument(given, 0, name), left, right);
   }

@@ -30,7 +30,8 @@ char32_t to_upper(char32_t c) {
 // What upper() and the start of capitalize() make of a character, where it is not one character
 // [Unicode, SpecialCasing.txt].
 struct Capital {
-  std::u32string upper, title;
+  std::u32string upper;
+  std::u32string title;
 };
 const std::map<char32_t, Capital> kCapitals = {{U'\u00DF', {U"SS", U"Ss"}},
                                                {U'\u0149', {U"\u02BCN", U"\u02BCN"}},
@@ -95,7 +96,8 @@ bool is_case_ignorable(char32_t c) {
 }
 // A sigma after a letter and not before one.
 bool is_final(const std::u32string& points, size_t at) {
-  size_t before = at, after = at + 1;
+  size_t before = at;
+  size_t after = at + 1;
   while (before > 0 && is_case_ignorable(points[before - 1])) --before;
   while (after < points.size() && is_case_ignorable(points[after])) ++after;
   return before > 0 && is_cased(points[before - 1]) &&
@@ -172,7 +174,8 @@ namespace {
 
 std::string strip_if(std::string_view text, auto&& drop, bool left, bool right) {
   const std::u32string points = code_points(text);
-  size_t begin = 0, end = points.size();
+  size_t begin = 0;
+  size_t end = points.size();
   while (left && begin < end && drop(points[begin])) ++begin;
   while (right && end > begin && drop(points[end - 1])) --end;
   return utf8(std::u32string_view(points).substr(begin, end - begin));
@@ -187,8 +190,7 @@ std::string strip(std::string_view text, bool left, bool right) {
 std::string strip_characters(std::string_view text, std::string_view characters, bool left,
                              bool right) {
   const std::u32string any = code_points(characters);
-  return strip_if(
-      text, [&](char32_t c) { return any.find(c) != any.npos; }, left, right);
+  return strip_if(text, [&](char32_t c) { return any.find(c) != any.npos; }, left, right);
 }
 
 std::string lower(std::string_view text) {
@@ -242,7 +244,8 @@ std::string python_quoted(std::string_view text) {
 }
 
 std::string unescaped(std::string_view text, size_t& at) {
-  constexpr std::string_view kNames = "abfnrtv\\'\"", kValues = "\a\b\f\n\r\t\v\\'\"";
+  constexpr std::string_view kNames = "abfnrtv\\'\"";
+  constexpr std::string_view kValues = "\a\b\f\n\r\t\v\\'\"";
   const char c = text[at];
   if (const size_t known = kNames.find(c); known != kNames.npos) return {kValues[known]};
   if (c == '\n') return "";  // a line goes on

@@ -10,7 +10,8 @@
 namespace assay::train {
 namespace {
 
-constexpr int64_t kLongest = 512, kLayersOfAMixer = 2;
+constexpr int64_t kLongest = 512;
+constexpr int64_t kLayersOfAMixer = 2;
 // Kernels may round otherwise if later positions of a chunk change. An output that reads one of 512
 // positions changes by more.
 double tolerance_of(at::ScalarType dtype) { return dtype == at::kDouble ? 1e-9 : 1e-3; }

@@ -154,7 +154,8 @@ void save_checkpoint(const run::Folder& run, const nn::LanguageModel& model, con
                      const run::TrainingState& state, Ranks* ranks) {
   const bool first = !ranks || ranks->first();
   const run::Checkpoint target = run.checkpoint(state.step);
-  const nn::NamedTensors weights = nn::named_parameters_of(model), moments = optimizer.moments();
+  const nn::NamedTensors weights = nn::named_parameters_of(model);
+  const nn::NamedTensors moments = optimizer.moments();
   // Rank 0 alone looks: other hosts can see an earlier state of the folder
   std::optional<Unfinished> unfinished;
   if (first && !fs::exists(target.path)) unfinished.emplace(run, weights, moments);

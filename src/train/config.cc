@@ -96,8 +96,8 @@ double learning_rate_at(const TrainConfig& c, int64_t step) {
         c.schedule == "cosine" ? 0.5 * (1 + std::cos(std::numbers::pi * done)) : 1 - done;
     return c.learning_rate * (c.final_learning_rate + (1 - c.final_learning_rate) * shape);
   };
-  const double span = double(std::max<int64_t>(1, c.steps - c.warmup_steps)),
-               at = double(step - c.warmup_steps) / span;
+  const double span = double(std::max<int64_t>(1, c.steps - c.warmup_steps));
+  const double at = double(step - c.warmup_steps) / span;
   if (c.schedule == "constant") return c.learning_rate;
   if (c.schedule == "wsd")
     return decayed(

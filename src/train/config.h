@@ -11,19 +11,33 @@
 namespace assay::train {
 
 struct TrainConfig {
-  int64_t steps = 0, tokens = 0;
-  int64_t batch_size = 8, micro_batch_size = 0, gradient_slices = 0, sequence_length = 256;
+  int64_t steps = 0;
+  int64_t tokens = 0;
+  int64_t batch_size = 8;
+  int64_t micro_batch_size = 0;
+  int64_t gradient_slices = 0;
+  int64_t sequence_length = 256;
   int64_t context_slices = 1;
   double learning_rate = 1e-3;
   int64_t warmup_steps = 0;
   double warmup_fraction = 0;
   std::string schedule = "linear";
-  double final_learning_rate = 0, decay_fraction = 0.2;
-  double beta1 = 0.9, beta2 = 0.95, epsilon = 1e-8, weight_decay = 0.1, clip = 1;
+  double final_learning_rate = 0;
+  double decay_fraction = 0.2;
+  double beta1 = 0.9;
+  double beta2 = 0.95;
+  double epsilon = 1e-8;
+  double weight_decay = 0.1;
+  double clip = 1;
   int64_t seed = 0;
-  std::vector<std::string> domains, eval_sets;
+  std::vector<std::string> domains;
+  std::vector<std::string> eval_sets;
   std::vector<double> weights;
-  int64_t eval_every = 0, eval_tokens = 0, end_tokens = 0, checkpoint_every = 0, log_every = 0;
+  int64_t eval_every = 0;
+  int64_t eval_tokens = 0;
+  int64_t end_tokens = 0;
+  int64_t checkpoint_every = 0;
+  int64_t log_every = 0;
   std::vector<int64_t> keep_steps;
   std::string precision = "auto";
   bool recompute_activations = false;

@@ -128,7 +128,8 @@ void GradientSum::make_buckets() {
 // One all-gather of the rows then sends all parameters.
 void GradientSum::put_parameters_in_rows() {
   const at::NoGradGuard no_grad;
-  std::vector<int64_t> used(size_t(ranks_->size())), offsets;
+  std::vector<int64_t> used(size_t(ranks_->size()));
+  std::vector<int64_t> offsets;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     int64_t& end = used[size_t(owner(i))];
     offsets.push_back(end);

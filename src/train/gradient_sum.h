@@ -50,12 +50,15 @@ class GradientSum {
   struct Hook;
   struct Place {
     size_t bucket = 0;
-    int64_t owner = 0, offset = 0;  // in Bucket::sums
+    // in Bucket::sums
+    int64_t owner = 0;
+    int64_t offset = 0;
   };
   struct Bucket {
     std::vector<size_t> members;
     std::vector<int64_t> counts;  // elements by owner
-    at::Tensor sums, received;
+    at::Tensor sums;
+    at::Tensor received;
     size_t missing = 0;
     Ranks::Wait wait;
   };
@@ -68,7 +71,8 @@ class GradientSum {
   std::vector<at::Tensor> parameters_;
   Ranks* ranks_;
   at::Tensor rows_;  // [ranks, elements]: the parameters, those of an owner in its row
-  int64_t begin_, end_;
+  int64_t begin_;
+  int64_t end_;
   std::vector<Place> places_;
   std::vector<Bucket> buckets_;                  // in the order in which they are sent
   std::vector<std::vector<at::Tensor>> levels_;  // sums of 2^level slices; empty: none waits

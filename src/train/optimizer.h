@@ -32,9 +32,13 @@ class AdamW {
  private:
   struct Group {
     std::vector<std::string> names;
-    std::vector<at::Tensor> parameters, averages, squares;
-    std::vector<int64_t> owners;         // ranks
-    double learning_rate, weight_decay;  // the first times the run's
+    std::vector<at::Tensor> parameters;
+    std::vector<at::Tensor> averages;
+    std::vector<at::Tensor> squares;
+    std::vector<int64_t> owners;  // ranks
+    // the first times the run's
+    double learning_rate;
+    double weight_decay;
   };
   bool own(const Group& group, size_t i) const;
   at::Tensor norms_of_gradients();
@@ -45,7 +49,10 @@ class AdamW {
   int64_t count_ = 0;     // of all parameters
   at::Tensor positions_;  // on the device: in the order of the groups, those of this process
   at::Tensor broken_;     // f32 scalar on the device: 1 after a gradient that was not finite
-  double beta1_, beta2_, epsilon_, clip_;
+  double beta1_;
+  double beta2_;
+  double epsilon_;
+  double clip_;
 };
 
 }  // namespace assay::train

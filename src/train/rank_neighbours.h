@@ -29,7 +29,8 @@ class RankNeighbours final : public nn::Neighbours {
   Ranks& ranks_;
   c10::Device device_;
   // By layer: what the state consists of, as JSON. It is sent once.
-  std::map<int64_t, std::string> sent_, received_;
+  std::map<int64_t, std::string> sent_;
+  std::map<int64_t, std::string> received_;
   std::vector<Ranks::Wait> under_way_;
 };
 

@@ -64,11 +64,13 @@ std::string host_name() {
 
 // The first line of `text` that is not in the same place in `expected`.
 std::string first_difference(const std::string& text, const std::string& expected) {
-  std::istringstream lines(text), others(expected);
-  std::string line, other;
+  std::istringstream lines(text);
+  std::istringstream others(expected);
+  std::string line;
+  std::string other;
   while (true) {
-    const bool more = bool(std::getline(lines, line)),
-               others_more = bool(std::getline(others, other));
+    const bool more = bool(std::getline(lines, line));
+    const bool others_more = bool(std::getline(others, other));
     if (!more && !others_more) return "";
     if (!more) line = "nothing";
     if (!others_more) other = "nothing";
@@ -86,7 +88,8 @@ std::string first_line(const std::exception& error) {
 std::string first_host(const std::string& list) {
   const size_t open = list.find('[');
   if (open == std::string::npos || list.find(',') < open) return list.substr(0, list.find(','));
-  const size_t close = list.find(']', open), end = list.find_first_of(",-]", open + 1);
+  const size_t close = list.find(']', open);
+  const size_t end = list.find_first_of(",-]", open + 1);
   if (close == std::string::npos) fail("the list of Slurm's nodes '{}' cannot be read", list);
   return list.substr(0, open) + list.substr(open + 1, end - open - 1) +
          first_host(list.substr(close + 1));
@@ -94,7 +97,8 @@ std::string first_host(const std::string& list) {
 
 int64_t tasks_of_node(const std::string& list, int64_t node) {
   for (size_t begin = 0; begin < list.size();) {
-    int64_t tasks = 0, nodes = 1;
+    int64_t tasks = 0;
+    int64_t nodes = 1;
     const size_t end = std::min(list.find(',', begin), list.size());
     const int read =
         std::sscanf(list.substr(begin, end - begin).c_str(), "%ld(x%ld)", &tasks, &nodes);
@@ -151,7 +155,9 @@ RankPlace place_from_environment() {
 }
 
 struct Ranks::Group {
-  c10::intrusive_ptr<c10d::Store> store, watched;  // `watched`: the thread's own connection
+  // `watched`: the thread's own connection
+  c10::intrusive_ptr<c10d::Store> store;
+  c10::intrusive_ptr<c10d::Store> watched;
   c10::intrusive_ptr<c10d::Backend> backend;
   std::thread thread;
   std::mutex mutex;
@@ -408,7 +414,8 @@ void Ranks::failed(const std::string& message, int exit_code) noexcept {
 }
 
 void Ranks::open(c10::Device device) {
-  const int rank = int(place_.rank), size = int(place_.size);
+  const int rank = int(place_.rank);
+  const int size = int(place_.size);
   const auto store = c10::make_intrusive<c10d::PrefixStore>("exchange", group_->store->clone());
   guarded([&] {
     if (device.is_cuda()) {
@@ -451,7 +458,8 @@ Ranks::Wait Ranks::exchange(const at::Tensor& out, const at::Tensor& in,
                             std::vector<int64_t> out_counts, std::vector<int64_t> in_counts) {
   c10::intrusive_ptr<c10d::Work> work;
   guarded([&] {
-    at::Tensor to = out, from = in;
+    at::Tensor to = out;
+    at::Tensor from = in;
     work = group_->backend->alltoall_base(to, from, out_counts, in_counts);
   });
   return [this, work] { guarded([&] { work->wait(); }); };
@@ -484,7 +492,8 @@ at::Tensor Ranks::gather(const at::Tensor& part) {
 
 void Ranks::all_gather(at::Tensor rows) {
   guarded([&] {
-    at::Tensor all = rows.flatten(), own = rows[rank()].flatten();
+    at::Tensor all = rows.flatten();
+    at::Tensor own = rows[rank()].flatten();
     if (!group_->on_gpu) own = own.clone();  // Gloo copies it to its row
     group_->backend->_allgather_base(all, own)->wait();
   });
@@ -502,7 +511,8 @@ std::vector<std::string> Ranks::gather_texts(const std::string& text) {
     return key(fmt::format("text/{}", gather).c_str(), rank);
   };
   c10d::Store& store = *group_->store;
-  std::vector<std::string> keys, texts;
+  std::vector<std::string> keys;
+  std::vector<std::string> texts;
   for (int64_t other = 0; other < size(); ++other) keys.push_back(text_key(gathers_, other));
   guarded([&] {
     store.set(keys[size_t(rank())], text);

@@ -16,7 +16,10 @@ namespace assay::train {
 // Which rank this process is.
 struct RankPlace {
   bool launched = false;  // false: a process of its own
-  int64_t rank = 0, size = 1, local_rank = 0, local_size = 1;
+  int64_t rank = 0;
+  int64_t size = 1;
+  int64_t local_rank = 0;
+  int64_t local_size = 1;
   // Where rank 0 serves the store through which the ranks meet.
   std::string address = "127.0.0.1";
   int64_t port = 29500;

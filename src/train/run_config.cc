@@ -2,8 +2,8 @@
 
 #include <torch/torch.h>
 
-#include "data/token_store.h"
 #include "base/record.h"
+#include "data/token_store.h"
 #include "eval/held_out.h"
 #include "ops/core/paths.h"
 

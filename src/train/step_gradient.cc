@@ -65,7 +65,8 @@ std::vector<at::Tensor> StepGradient::compute_slices(int64_t step) {
   std::vector<at::Tensor> losses;
   const int64_t context = c_.context_slices;
   for (int64_t leaf = sum_->begin(); leaf < sum_->end();) {
-    const int64_t part = leaf / context, begin = leaf % context;
+    const int64_t part = leaf / context;
+    const int64_t begin = leaf % context;
     const int64_t end = std::min(context, begin + sum_->end() - leaf);
     const at::Tensor tokens = read_part(step, part);
     const bool last = part * context + end == sum_->end();
@@ -88,7 +89,8 @@ at::Tensor StepGradient::whole_sequences(const at::Tensor& tokens, bool last) {
 
 std::vector<at::Tensor> StepGradient::cut_sequences(const at::Tensor& tokens,
                                                     nn::ContextSlices context, bool last) {
-  const int64_t here = context.end - context.begin, time = c_.sequence_length / context.count;
+  const int64_t here = context.end - context.begin;
+  const int64_t time = c_.sequence_length / context.count;
   const auto micro_batches =
       tokens.narrow(1, context.begin * time, here * time + 1).split(c_.micro_batch_size);
   const double divisor = double(c_.gradient_slices * context.count) * double(micro_batches.size());

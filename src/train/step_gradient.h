@@ -30,7 +30,9 @@ class StepGradient {
   // Scalars on the device: the mean loss, and with ranks whether one of them was asked to stop, and
   // rank 0 to save.
   struct Step {
-    at::Tensor loss, stop, save;
+    at::Tensor loss;
+    at::Tensor stop;
+    at::Tensor save;
   };
   // Leaves the gradients of the parameters that this process updates. `stop`, `save`: what this
   // rank was asked for.

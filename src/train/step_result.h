@@ -15,8 +15,11 @@ class StepResult {
   // Starts to copy what `made` holds and `norm`, a scalar on the device, to the host.
   StepResult(int64_t step, const StepGradient::Step& made, const at::Tensor& norm);
   struct Values {
-    double loss, norm;  // of the gradient
-    bool stop, save;
+    // of the gradient
+    double loss;
+    double norm;
+    bool stop;
+    bool save;
   };
   Values read() const;  // waits for the step
   const int64_t step;

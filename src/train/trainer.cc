@@ -139,9 +139,8 @@ void check_folder(const RunConfig& config, const TrainOptions& options, const ru
         "{}: holds a run already; give --resume to continue it, or choose another folder. "
         "Nothing was changed.",
         name);
-  const RunConfig before =
-      read_run_config(ConfigNode::read_file(folder.config()), options.store,
-                      options.ranks ? options.ranks->size() : 1);
+  const RunConfig before = read_run_config(ConfigNode::read_file(folder.config()), options.store,
+                                           options.ranks ? options.ranks->size() : 1);
   if (before.toml() != config.toml())
     fail(
         "{}: holds a run of another configuration: {}. Nothing was changed. "
@@ -175,7 +174,8 @@ void check_numerics(const run::Provenance& before, const run::Provenance& now,
 
 // metrics.jsonl may be cut off: a checkpoint holds no lines of it.
 void warn_of_missing_metrics(const Run& run) {
-  const int64_t step = run.state.step, last = run.metrics->last_step();
+  const int64_t step = run.state.step;
+  const int64_t last = run.metrics->last_step();
   if (last < step / run.c.log_every * run.c.log_every)
     Progress().log(
         fmt::format("warning: {}: the lines of steps {} to {} are missing. "
@@ -210,13 +210,15 @@ class Saving {
 
 run::Outcome train_steps(Run& run) {
   const TrainConfig& c = run.c;
-  const double tokens_per_step = double(c.tokens_per_step()),
-               peak = peak_flops(run.device) * double(run.ranks ? run.ranks->size() : 1);
+  const double tokens_per_step = double(c.tokens_per_step());
+  const double peak = peak_flops(run.device) * double(run.ranks ? run.ranks->size() : 1);
   std::optional<Progress> progress;
   if (run.writes()) progress.emplace();
-  Clock::time_point start = Clock::now(), interval = start;
+  Clock::time_point start = Clock::now();
+  Clock::time_point interval = start;
   // Evaluation and saving do not count as training
-  double seconds_before = run.state.seconds, paused = 0;
+  double seconds_before = run.state.seconds;
+  double paused = 0;
   Saving saving(c.checkpoint_every);
   const auto pause = [&](auto&& work) {
     const Clock::time_point from = Clock::now();
@@ -230,7 +232,8 @@ run::Outcome train_steps(Run& run) {
   std::optional<StepResult> pending;
   double norm = 0;
   int64_t timed_steps = 0;  // since `interval`; those before a restart have no time here
-  bool asked_to_stop = false, asked_to_save = false;
+  bool asked_to_stop = false;
+  bool asked_to_save = false;
   // Checks the pending step and adds it to the means. Everything that is written needs this first.
   const auto settle = [&] {
     if (!pending) return;
@@ -333,7 +336,8 @@ void add_measured(run::Outcome& outcome, const std::vector<run::TrainingLine>& l
 // Seconds of a training step. A part of a step is timed: as many sequences, or as much of one
 // sequence, as the device could process in half a second at its peak. The rest is scaled by FLOPs.
 double time_step(Run& run) {
-  constexpr double kPeakSeconds = 0.5, kLongest = 4;
+  constexpr double kPeakSeconds = 0.5;
+  constexpr double kLongest = 4;
   const auto flops_of = [&](int64_t sequences, int64_t time) {
     return 3 * run.model->forward_flops(time) * double(sequences) * double(time);
   };

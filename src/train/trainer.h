@@ -11,7 +11,8 @@
 namespace assay::train {
 
 struct TrainOptions {
-  fs::path store, run;
+  fs::path store;
+  fs::path run;
   std::string device = "auto";
   bool resume = false;
   Ranks* ranks = nullptr;  // null: this process trains alone

@@ -138,8 +138,8 @@ TEST(Config, AssignmentsOverrideAndErrorsNameThem) {
 }
 
 TEST(Config, MergedLaysTablesOverEachOther) {
-  const ConfigNode base = ConfigNode::parse("a = 1\n[t]\nx = 1\ny = 2\n"),
-                   over = ConfigNode::parse("b = 2\n[t]\ny = 3\n");
+  const ConfigNode base = ConfigNode::parse("a = 1\n[t]\nx = 1\ny = 2\n");
+  const ConfigNode over = ConfigNode::parse("b = 2\n[t]\ny = 3\n");
   const ConfigNode merged = ConfigNode::merged({base, over});
   EXPECT_EQ(merged.value("a") + merged.value("b") + merged.child("t").value("x") +
                 merged.child("t").value("y"),
@@ -149,8 +149,8 @@ TEST(Config, MergedLaysTablesOverEachOther) {
 }
 
 TEST(Config, MergedValuesKnowWhereTheyWereWritten) {
-  const ConfigNode base = ConfigNode::parse("a = 1\n[t]\nx = 1\ny = 2\n", "base.toml"),
-                   over = ConfigNode::parse("[t]\n\ny = 3\n", "over.toml");
+  const ConfigNode base = ConfigNode::parse("a = 1\n[t]\nx = 1\ny = 2\n", "base.toml");
+  const ConfigNode over = ConfigNode::parse("[t]\n\ny = 3\n", "over.toml");
   ConfigNode merged = ConfigNode::merged({base, over});
   EXPECT_EQ(merged.where("a"), "base.toml:1:5");
   EXPECT_EQ(merged.where("t.x"), "base.toml:3:5");
@@ -179,8 +179,8 @@ TEST(Config, ArraysOfTablesAreWrittenAsTheyWereRead) {
 
 TEST(Config, DifferencesNameKeyAndBothValues) {
   const ConfigNode before =
-                       ConfigNode::parse("a = 1\n[t]\nx = [1, 2]\ny = 'same'\n[gone]\nz = true\n"),
-                   now = ConfigNode::parse("a = 2\n[t]\ny = 'same'\nx = [1, 3]\nw = 0.5\n");
+      ConfigNode::parse("a = 1\n[t]\nx = [1, 2]\ny = 'same'\n[gone]\nz = true\n");
+  const ConfigNode now = ConfigNode::parse("a = 2\n[t]\ny = 'same'\nx = [1, 3]\nw = 0.5\n");
   EXPECT_EQ(differences(before, now),
             (std::vector<std::string>{"a is 2 instead of 1", "gone.z is absent instead of true",
                                       "t.x is [1, 3] instead of [1, 2]",

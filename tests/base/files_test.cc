@@ -29,7 +29,9 @@ TEST(AtomicFile, ReplacesAtCommitAndNotBefore) {
 TEST(AtomicFile, WithoutCommitNothingChanges) {
   const Folder folder;
   const fs::path path = folder.write("a", "old");
-  { AtomicFile(path).write("half of the ne"); }
+  {
+    AtomicFile(path).write("half of the ne");
+  }
   EXPECT_EQ(read_file(path), "old");
   EXPECT_EQ(folder.entries(), 1);
 }
@@ -72,7 +74,8 @@ TEST(AtomicFile, OutputsAreCheckedBeforeTheWork) {
 
 TEST(AtomicFile, TwoWritersOfOneFileDoNotShareTheTemporaryFile) {
   const Folder folder;
-  AtomicFile first(folder / "a"), second(folder / "a");
+  AtomicFile first(folder / "a");
+  AtomicFile second(folder / "a");
   first.write("first");
   second.write("second");
   first.commit();
@@ -98,8 +101,8 @@ TEST(AtomicFile, KilledWriterLeavesNothing) {
 
 TEST(TemporaryFolder, FolderOfADeadProcessIsRemovedAndAHeldOneIsKept) {
   const Folder folder;
-  const fs::path abandoned = folder / "store.tmp0123456789abcdef",
-                 young = folder / "store.tmpfedcba9876543210";
+  const fs::path abandoned = folder / "store.tmp0123456789abcdef";
+  const fs::path young = folder / "store.tmpfedcba9876543210";
   folder.write("store.tmpfedcba9876543210/web.train.bin", "1");
   make_old(folder.write("store.tmp0123456789abcdef/web.train.bin", "1"));
   make_old(abandoned);

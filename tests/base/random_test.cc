@@ -36,9 +36,12 @@ TEST(Random, IsAPureFunctionOfItsKeyAndIndex) {
 TEST(Random, MomentsWithinSixStandardErrors) {
   constexpr int n = 200'000;
   Random random(1, "moments");
-  double uniform = 0, normal = 0, square = 0;
+  double uniform = 0;
+  double normal = 0;
+  double square = 0;
   for (int i = 0; i < n; ++i) {
-    const double u = random.uniform(), z = random.normal();
+    const double u = random.uniform();
+    const double z = random.normal();
     ASSERT_TRUE(u >= 0 && u < 1 && std::isfinite(z)) << "index " << i;
     uniform += u / n;
     normal += z / n;
@@ -73,8 +76,13 @@ TEST(Permutation, IsABijection) {
 
 TEST(Permutation, DependsOnSeedAndStepAndMixes) {
   constexpr uint64_t size = 4096;
-  const Permutation a(size, 1, 2, 3), b(size, 2, 2, 3), c(size, 1, 2, 4);
-  int fixed = 0, same_seed = 0, same_step = 0, neighbours = 0;
+  const Permutation a(size, 1, 2, 3);
+  const Permutation b(size, 2, 2, 3);
+  const Permutation c(size, 1, 2, 4);
+  int fixed = 0;
+  int same_seed = 0;
+  int same_step = 0;
+  int neighbours = 0;
   for (uint64_t i = 0; i < size; ++i) {
     fixed += a(i) == i;
     same_seed += a(i) == b(i);

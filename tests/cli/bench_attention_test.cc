@@ -56,8 +56,7 @@ TEST_F(BenchAttention, RefusesRowsThatAreNone) {
     write_file(folder_.path() / "other.json", text);
     const Outcome outcome = bench("--lengths 24 --compare other.json");
     EXPECT_EQ(outcome.exit_code, 2);
-    EXPECT_NE(outcome.error.find("other.json: "), std::string::npos)
-        << outcome.error;
+    EXPECT_NE(outcome.error.find("other.json: "), std::string::npos) << outcome.error;
   }
 }
 

@@ -44,7 +44,8 @@ TEST_F(BenchModels, CountsAndTimesEach) {
     return found[i].at("state_bytes").at(length).get<int64_t>();
   };
   // A key and a value of 32 numbers, in each of two layers
-  constexpr int64_t position = 8, pair = 2 * 32 * 4;
+  constexpr int64_t position = 8;
+  constexpr int64_t pair = 2 * 32 * 4;
   EXPECT_EQ(state(0, "24"), 2 * (24 * pair + position));
   EXPECT_EQ(state(0, "100000"), 2 * (100000 * pair + position));
   EXPECT_EQ(state(1, "100000"), 2 * (7 * pair + position));
@@ -66,8 +67,10 @@ TEST_F(BenchModels, CountsAndTimesEach) {
 }
 
 TEST_F(BenchModels, ProfilesAStep) {
-  const json row = rows("full.toml --steps 1 --profile 3").at(0), parts = row.at("profile");
-  double total = 0, products = 0;
+  const json row = rows("full.toml --steps 1 --profile 3").at(0);
+  const json parts = row.at("profile");
+  double total = 0;
+  double products = 0;
   bool outside = false;
   for (const json& part : parts) {
     EXPECT_GE(part.at("seconds"), 0) << part;
@@ -186,7 +189,8 @@ TEST_F(BenchModels, TimesPromptsAndGeneration) {
   for (const json& row : found) {
     EXPECT_EQ(row.at("failure"), "") << row;
     const json& part = row.at("generation");
-    const double prompt = part.at("prompt_seconds"), rest = part.at("seconds");
+    const double prompt = part.at("prompt_seconds");
+    const double rest = part.at("seconds");
     EXPECT_GT(prompt, 0) << row;
     EXPECT_GT(rest, 0) << row;
     EXPECT_NEAR(part.at("total_seconds").get<double>(), prompt + rest, 1e-9) << row;

@@ -40,8 +40,8 @@ TEST_F(Eval, LossIsWhatTheTrainerFoundAtTheEnd) {
 }
 
 TEST_F(Eval, ProbeIsWhatTheTrainerWrote) {
-  const Json written = Json::parse(read_file(folder / "run/probes.json")),
-             found = json("eval probe run --data store");
+  const Json written = Json::parse(read_file(folder / "run/probes.json"));
+  const Json found = json("eval probe run --data store");
   EXPECT_EQ(found["layers"], written["layers"]);
   EXPECT_EQ(found["set"], written["set"]);
   ASSERT_EQ(found["layers"].size(), 2u);
@@ -69,9 +69,9 @@ TEST_F(Eval, WeightsThatAreNotFiniteAreRejected) {
   ASSERT_EQ(run(folder.path(), "import run -o model").exit_code, 0);
   const std::string not_a_number = "\xff\xff\xff\x7f";
   damage_weights(folder / "model/model.safetensors", not_a_number);
-  for (const char* command : {"eval loss model --data store", "export model -o out",
-                              "generate --model model --prompt a",
-                              "eval extrapolation model --data store --set web.test"}) {
+  for (const char* command :
+       {"eval loss model --data store", "export model -o out", "generate --model model --prompt a",
+        "eval extrapolation model --data store --set web.test"}) {
     const Outcome outcome = run(folder.path(), command);
     EXPECT_EQ(outcome.exit_code, 2) << command;
     EXPECT_NE(outcome.error.find("holds values that are NaN or infinite (1 of"), std::string::npos)

@@ -37,7 +37,8 @@ TEST(Json, OneDocumentFromEveryCommand) {
   const json scored = document(folder, "score --model run lines");
   EXPECT_EQ(scored.size(), 2u);
   const json exact = document(folder, "score --model run --precision fp64 lines");
-  const double narrow = scored[0].at("logprobs")[1], wide = exact[0].at("logprobs")[1];
+  const double narrow = scored[0].at("logprobs")[1];
+  const double wide = exact[0].at("logprobs")[1];
   EXPECT_NEAR(wide, narrow, 1e-5);
   EXPECT_NE(wide, double(float(wide))) << "rounded to float32";
   EXPECT_GT(document(folder, "eval loss run --data store")

@@ -22,7 +22,8 @@ class KillMatrixSlow : public testing::Test {
       : seed_(uint64_t(std::chrono::steady_clock::now().time_since_epoch().count())),
         random_(seed_, "kills") {}
   struct Disturbance {
-    int least_kills, most_kills;
+    int least_kills;
+    int most_kills;
     double longest_wait;  // in seconds
   };
   // Gives command(name) until it ends by itself. Up to `most_kills` times in all, disturb(process)

@@ -103,9 +103,9 @@ TEST_F(Lists, CopyWithoutPresetsFailsAndNamesTheFolders) {
     const std::string command =
         fmt::format("cd '{}' && ./assay {} >out 2>error", folder.string(), arguments);
     EXPECT_EQ(WEXITSTATUS(std::system(command.c_str())), 1) << arguments;
-    const std::string error = read_file(folder / "error"),
-                      found = fmt::format("no {} were found\n  Folders searched: ", what),
-                      plans = (folder / "plans").string();
+    const std::string error = read_file(folder / "error");
+    const std::string found = fmt::format("no {} were found\n  Folders searched: ", what);
+    const std::string plans = (folder / "plans").string();
     EXPECT_NE(error.find(found + plans), std::string::npos) << error;
     EXPECT_EQ(error.find(plans + ", " + plans), std::string::npos) << error;
   }

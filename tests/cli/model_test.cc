@@ -106,8 +106,8 @@ class ModelCommands : public testing::Test {
 TEST_F(ModelCommands, ImportAndExportGiveBackEveryTensor) {
   run(0, "import hf -o ours");
   run(0, "export ours -o back/");
-  const Safetensors before(folder_ / "hf" / "model.safetensors"),
-      after(folder_ / "back" / "model.safetensors");
+  const Safetensors before(folder_ / "hf" / "model.safetensors");
+  const Safetensors after(folder_ / "back" / "model.safetensors");
   ASSERT_EQ(after.tensors().size(), before.tensors().size());
   for (const TensorEntry& tensor : before.tensors())
     EXPECT_TRUE(std::ranges::equal(after.at(tensor.name).bytes, tensor.bytes)) << tensor.name;
@@ -191,7 +191,8 @@ TEST_F(ModelCommands, ScoreKeepsTheOrderWhateverTheBatch) {
       "{\"id\": \"a\", \"tokens\": [1, 2, 3, 4, 5]}\n{\"id\": [2], \"tokens\": [7]}\n\n{\"id\": "
       "null, \"tokens\": [1, "
       "2, 3, 11, 0, 6, 9]}";
-  const auto found = scores(lines), alone = scores(lines, "--batch-tokens 1");
+  const auto found = scores(lines);
+  const auto alone = scores(lines, "--batch-tokens 1");
   ASSERT_EQ(found.size(), 3u);
   EXPECT_EQ(found[0]["id"], "a");
   EXPECT_EQ(found[1]["id"], json::array({2}));
@@ -283,7 +284,8 @@ TEST_F(ModelCommands, DeepIdIsRejectedAndLaterLinesAreScored) {
 }
 
 TEST_F(ModelCommands, GenerateIsAFunctionOfTheSeed) {
-  const auto one = generated("--tokens 1,2 --seed 4"), other = generated("--tokens 1,2 --seed 5");
+  const auto one = generated("--tokens 1,2 --seed 4");
+  const auto other = generated("--tokens 1,2 --seed 5");
   EXPECT_EQ(one, generated("--tokens 1,2 --seed 4"));
   EXPECT_NE(one, other);
   EXPECT_EQ(one.size(), 15u);

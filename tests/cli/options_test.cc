@@ -54,7 +54,8 @@ TEST_F(Options, BadNumberNamesTheExpectation) {
 
 // Each of these had another value than it says, or none.
 TEST_F(Options, NumberThatIsNotDecimalOrDoesNotFitIsRefused) {
-  const std::string generate = "generate --model missing ", large = "99999999999999999999";
+  const std::string generate = "generate --model missing ";
+  const std::string large = "99999999999999999999";
   expect(generate + "--max-tokens 010", 2, "--max-tokens: '010' is not an integer from ");
   expect(generate + "--max-tokens 0x10", 2, "--max-tokens: '0x10' is not an integer from ");
   expect(generate + "--seed " + large, 2,

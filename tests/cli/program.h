@@ -20,7 +20,8 @@ namespace assay::cli {
 
 struct Outcome {
   int exit_code;  // 128 + signal for a process that a signal ended
-  std::string out, error;
+  std::string out;
+  std::string error;
 };
 
 class Process {
@@ -32,7 +33,8 @@ class Process {
     make_folder(logs_);
     const std::string command =
         fmt::format("cd '{}' && exec '{}' {}", folder.string(), ASSAY_PROGRAM, arguments);
-    const std::string out = logs_ / "out", error = logs_ / "error";
+    const std::string out = logs_ / "out";
+    const std::string error = logs_ / "error";
     pid_ = ::fork();
     if (pid_ != 0) return;
     ::dup2(::open(out.c_str(), O_WRONLY | O_CREAT, 0644), STDOUT_FILENO);

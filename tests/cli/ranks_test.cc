@@ -103,7 +103,8 @@ class RanksOfOneModel : public testing::Test {
     return Process(folder_.path(), arguments);
   }
   void expect_same(const std::string& name, const std::string& expected_name) {
-    const auto expected = results(folder_ / expected_name), got = results(folder_ / name);
+    const auto expected = results(folder_ / expected_name);
+    const auto got = results(folder_ / name);
     EXPECT_TRUE(expected.contains("checkpoints/step-50/model.safetensors") &&
                 expected.contains("checkpoints/step-50/optimizer.safetensors") &&
                 expected.contains("evaluations/step-50.safetensors"));
@@ -294,9 +295,9 @@ TEST_F(RanksOfOneModel, FullDiskOfRankZeroIsReportedBeforeRanksWrite) {
 
 TEST_F(RanksOfOneModel, RanksOfAnotherLauncherNameTheOneThatIsLostSlow) {
   const int port = free_port();
-  Process first = start(0, 3, port, train("run", kLong)),
-          second = start(1, 3, port, train("run", kLong)),
-          third = start(2, 3, port, train("run", kLong));
+  Process first = start(0, 3, port, train("run", kLong));
+  Process second = start(1, 3, port, train("run", kLong));
+  Process third = start(2, 3, port, train("run", kLong));
   ASSERT_TRUE(wait_until(first, [&] { return has_checkpoint(folder_ / "run"); }));
   const auto start_time = std::chrono::steady_clock::now();
   third.signal(SIGSTOP);  // it keeps its connections
@@ -307,9 +308,9 @@ TEST_F(RanksOfOneModel, RanksOfAnotherLauncherNameTheOneThatIsLostSlow) {
 
 TEST_F(RanksOfOneModel, LossOfRankZeroEndsTheOthers) {
   const int port = free_port();
-  Process first = start(0, 3, port, train("run", kLong)),
-          second = start(1, 3, port, train("run", kLong)),
-          third = start(2, 3, port, train("run", kLong));
+  Process first = start(0, 3, port, train("run", kLong));
+  Process second = start(1, 3, port, train("run", kLong));
+  Process third = start(2, 3, port, train("run", kLong));
   ASSERT_TRUE(wait_until(first, [&] { return has_checkpoint(folder_ / "run"); }));
   const auto start_time = std::chrono::steady_clock::now();
   first.signal(SIGKILL);
@@ -320,8 +321,8 @@ TEST_F(RanksOfOneModel, LossOfRankZeroEndsTheOthers) {
 
 TEST_F(RanksOfOneModel, DifferentConfigurationIsRejectedByRankZero) {
   const int port = free_port();
-  Process first = start(0, 2, port, train("run", kSlices)),
-          second = start(1, 2, port, train("run", kSlices + "--set train.seed=1"));
+  Process first = start(0, 2, port, train("run", kSlices));
+  Process second = start(1, 2, port, train("run", kSlices + "--set train.seed=1"));
   expect_error(
       first.wait(), 2,
       {"rank 1 has another configuration: seed = 1 instead of seed = 0", "Nothing was changed"});
@@ -337,24 +338,25 @@ TEST_F(RanksOfOneModel, DifferentDataAreRejectedByRankZero) {
   std::string other = train("run", kSlices);
   other.replace(other.find("--data store"), 12, "--data other");
   const int port = free_port();
-  Process first = start(0, 2, port, train("run", kSlices)), second = start(1, 2, port, other);
+  Process first = start(0, 2, port, train("run", kSlices));
+  Process second = start(1, 2, port, other);
   expect_error(first.wait(), 2, {"rank 1 has another token store"});
   EXPECT_EQ(second.wait().exit_code, 2);
 }
 
 TEST_F(RanksOfOneModel, FailureOfOneRankEndsTheOthersWithItsMessage) {
   const int port = free_port();
-  Process first = start(0, 2, port, train("run", kSlices)),
-          second = start(1, 2, port, train("run", kSlices + "--set train.nothing=1"));
+  Process first = start(0, 2, port, train("run", kSlices));
+  Process second = start(1, 2, port, train("run", kSlices + "--set train.nothing=1"));
   expect_error(first.wait(), 2, {"rank 1 failed", "unknown key 'nothing'"});
   EXPECT_EQ(second.wait().exit_code, 2);
 }
 
 TEST_F(RanksOfOneModel, SecondProcessOfTheSameRankIsRejected) {
   const int port = free_port();
-  Process first = start(0, 3, port, train("run", kSlices)),
-          second = start(1, 3, port, train("run", kSlices)),
-          again = start(1, 3, port, train("run", kSlices));
+  Process first = start(0, 3, port, train("run", kSlices));
+  Process second = start(1, 3, port, train("run", kSlices));
+  Process again = start(1, 3, port, train("run", kSlices));
   // One of the two comes first
   while (second.running() && again.running()) sleep_seconds(0.01);
   expect_error((second.running() ? again : second).wait(), 2,

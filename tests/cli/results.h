@@ -57,7 +57,8 @@ inline std::map<std::string, std::string> results(const fs::path& folder, Checkp
 
 inline void expect_same(const fs::path& actual, const fs::path& expected,
                         Checkpoints compared = Checkpoints::kAll) {
-  const auto got = results(actual, compared), wanted = results(expected, compared);
+  const auto got = results(actual, compared);
+  const auto wanted = results(expected, compared);
   EXPECT_GT(wanted.size(), 2u);
   for (const auto& [path, content] : wanted)
     EXPECT_TRUE(got.contains(path) && got.at(path) == content) << path << " differs";

@@ -58,7 +58,8 @@ class Resume : public testing::Test {
     expect_same(name);
   }
   void expect_same(const std::string& name) {
-    const auto expected = results(folder_ / "whole"), got = results(folder_ / name);
+    const auto expected = results(folder_ / "whole");
+    const auto got = results(folder_ / name);
     EXPECT_TRUE(expected.contains("checkpoints/step-60/model.safetensors") &&
                 expected.contains("checkpoints/step-60/optimizer.safetensors") &&
                 expected.contains("evaluations/step-60.safetensors"));
@@ -82,7 +83,7 @@ TEST_F(Resume, KilledTenTimesSameBytes) {
   SCOPED_TRACE(fmt::format("seed {}", seed));
   Random random(seed, "kills");
   const auto started = [&] {  // run.json is written anew each time, just before the steps
-    struct stat status {};
+    struct stat status{};
     ::stat((folder_ / "killed" / "run.json").c_str(), &status);
     return status.st_mtim.tv_sec * 1'000'000'000 + status.st_mtim.tv_nsec;
   };

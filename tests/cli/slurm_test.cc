@@ -141,7 +141,8 @@ class Cluster {
     node_.reset();
     controller_.reset();
     {
-      const Port controller, node;
+      const Port controller;
+      const Port node;
       write_file(folder_ / "slurm.conf",
                  fmt::format(kConfiguration, fmt::arg("ctld", controller.number),
                              fmt::arg("slurmd", node.number), fmt::arg("folder", folder_.string()),
@@ -159,7 +160,9 @@ class Cluster {
 
   fs::path folder_;
   bool ready_ = false;
-  std::unique_ptr<Daemon> munge_, controller_, node_;
+  std::unique_ptr<Daemon> munge_;
+  std::unique_ptr<Daemon> controller_;
+  std::unique_ptr<Daemon> node_;
 };
 
 // Three runs choose the rate of window, and one of them is its run; four runs make the ladder.

@@ -54,7 +54,8 @@ TEST_F(Tasks, ItemsAreStoredAndModelsCompared) {
   const std::string evaluate =
       "eval tasks run run/checkpoints/step-10 --tasks mine.toml --data data";
   const std::string command = evaluate + " -o results.sqlite --items items.jsonl";
-  const Json first = json(command), again = json(command);
+  const Json first = json(command);
+  const Json again = json(command);
   ASSERT_EQ(first["results"].size(), 2u);
   EXPECT_EQ(first["results"][0]["answered_now"], 8);
   EXPECT_EQ(again["results"][0]["answered_now"], 0);

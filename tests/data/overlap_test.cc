@@ -34,7 +34,9 @@ std::vector<int32_t> joined(std::vector<int32_t> a, const std::vector<int32_t>& 
 
 TEST(Overlap, CountsDocumentsAndNgrams) {
   const Folder folder;
-  const auto a = random_tokens(1, 100), b = random_tokens(2, 100), c = random_tokens(3, 100);
+  const auto a = random_tokens(1, 100);
+  const auto b = random_tokens(2, 100);
+  const auto c = random_tokens(3, 100);
   const std::vector<int32_t> piece(a.begin() + 40, a.begin() + 60);  // 20 tokens hold 8 13-grams
   const TokenStore store(store_of(folder / "s", {{"web.train", a},
                                                  {"code.train", b},
@@ -59,7 +61,8 @@ TEST(Overlap, CountsDocumentsAndNgrams) {
 
 TEST(Overlap, OnlyTheGivenTrainingDomainsCount) {
   const Folder folder;
-  const auto a = random_tokens(1, 100), b = random_tokens(2, 100);
+  const auto a = random_tokens(1, 100);
+  const auto b = random_tokens(2, 100);
   const TokenStore store(store_of(
       folder / "s", {{"web.train", a}, {"code.train", b}, {"web.test", a}, {"web.test", b}}));
   const auto all = overlap(store);
@@ -139,8 +142,8 @@ TEST(Overlap, OrderOfTokensMatters) {
 TEST(Overlap, ComparesTwoStoresOfOneTokenizer) {
   const Folder folder;
   const auto a = random_tokens(1, 50);
-  const TokenStore train(store_of(folder / "train", {{"web.train", a}})),
-      test(store_of(folder / "test", {{"blog.valid", a}}));
+  const TokenStore train(store_of(folder / "train", {{"web.train", a}}));
+  const TokenStore test(store_of(folder / "test", {{"blog.valid", a}}));
   EXPECT_EQ(overlap(train, test, {.test_split = "valid"})[0].duplicates, 1);
   EXPECT_MESSAGE(overlap(train, test), "no domain has a split 'test'");
   const TokenStore other(store_of(folder / "other", {{"web.test", a}}, {"none", "abc", 60'000, 0}));

@@ -51,7 +51,8 @@ std::vector<std::string> warnings_of(const json& report) {
 
 TEST(Prepare, WritesEveryDocumentWithItsSeparator) {
   const Folder folder;
-  const std::string first = "Hello, world!\n  two  spaces", second = "汉字 and 😀";
+  const std::string first = "Hello, world!\n  two  spaces";
+  const std::string second = "汉字 and 😀";
   const fs::path input = folder.write(
       "x.test.jsonl.zst",
       zstd(document(first, "RedPajamaCommonCrawl") + document(second, "RedPajamaBook")));
@@ -213,7 +214,8 @@ TEST(Prepare, SourcesAreTheSameForAnyNumberOfThreads) {
 
 TEST(Prepare, MovesAShareOfTheTrainingDocumentsByTheirContent) {
   const Folder folder;
-  std::string text, test;
+  std::string text;
+  std::string test;
   for (uint64_t i = 0; i < 2000; ++i) text += document(prose(i, 3), "RedPajamaC4");
   for (uint64_t i = 0; i < 50; ++i) test += document(prose(i, 3), "RedPajamaC4");
   auto options =
@@ -255,7 +257,8 @@ TEST(Prepare, SuggestedDomainsOfNestedFoldersTakeTheirFiles) {
   const std::string message = message_of([&] { prepare(options); });
   for (size_t begin = 0; (begin = message.find("--domain '", begin)) != std::string::npos;) {
     begin += std::string("--domain '").size();
-    const size_t equals = message.find('=', begin), end = message.find('\'', begin);
+    const size_t equals = message.find('=', begin);
+    const size_t end = message.find('\'', begin);
     options.domains.emplace_back(message.substr(begin, equals - begin),
                                  message.substr(equals + 1, end - equals - 1));
   }
@@ -340,8 +343,8 @@ TEST(Prepare, SetNameAndItsShortFormAreWarnedOf) {
 
 TEST(Prepare, DocumentsWithoutATextAreCountedAndTheirFieldsListed) {
   const Folder folder;
-  const fs::path good = folder.write("a.test.jsonl", document("text", "RedPajamaC4")),
-                 other = folder.write("b.jsonl", "{\"content\": \"t\", \"id\": \"1\"}\n");
+  const fs::path good = folder.write("a.test.jsonl", document("text", "RedPajamaC4"));
+  const fs::path other = folder.write("b.jsonl", "{\"content\": \"t\", \"id\": \"1\"}\n");
   EXPECT_MESSAGE(prepare(options_for(folder, {other})), "1 without a string 'text'");
   EXPECT_MESSAGE(prepare(options_for(folder, {other})), "(strings are in: content, id)");
   const auto warnings = warnings_of(prepare(options_for(folder, {good, other})));
@@ -421,10 +424,11 @@ TEST(Prepare, NameOfAFileNeedNotBeUtf8) {
 }
 
 TEST(Prepare, LeavesNothingBehindWhenAFileIsUnreadable) {
-  const Folder folder, out;
+  const Folder folder;
+  const Folder out;
   const std::string bytes = zstd(document(prose(1, 3000), "RedPajamaC4"));
-  const fs::path good = folder.write("a.jsonl.zst", bytes),
-                 cut = folder.write("b.jsonl.zst", bytes.substr(0, bytes.size() / 2));
+  const fs::path good = folder.write("a.jsonl.zst", bytes);
+  const fs::path cut = folder.write("b.jsonl.zst", bytes.substr(0, bytes.size() / 2));
   auto options = options_for(out, {good, cut});
   EXPECT_MESSAGE(prepare(options), "b.jsonl.zst: line 1 or after it: the zstd stream is cut off");
   EXPECT_EQ(out.entries(), 0);
@@ -434,7 +438,8 @@ TEST(Prepare, LeavesNothingBehindWhenAFileIsUnreadable) {
 }
 
 TEST(Prepare, RefusesBeforeItStarts) {
-  const Folder folder, out;
+  const Folder folder;
+  const Folder out;
   const fs::path input = folder.write("a.jsonl", document("text", "RedPajamaC4"));
   auto options = options_for(out, {input});
   options.valid_fraction = 1;
@@ -457,7 +462,8 @@ TEST(Prepare, RefusesBeforeItStarts) {
 }
 
 TEST(Prepare, CtrlCLeavesNothingBehind) {
-  const Folder folder, out;
+  const Folder folder;
+  const Folder out;
   const fs::path input = folder.write("a.jsonl", document(prose(1, 1000), "RedPajamaC4"));
   EXPECT_EXIT(
       {
@@ -509,7 +515,10 @@ TEST(Adopt, DocumentsWithoutTokensAreLeftOutAndCounted) {
   const Folder folder;
   using Documents = std::vector<std::vector<std::vector<uint16_t>>>;
   const auto write = [&](const std::string& name, const Documents& documents) {
-    std::string tokens, lengths, offsets, indices(8, '\0');
+    std::string tokens;
+    std::string lengths;
+    std::string offsets;
+    std::string indices(8, '\0');
     int64_t sequences = 0;
     const auto append = [](std::string& out, auto number) {
       out.append(reinterpret_cast<const char*>(&number), sizeof number);
@@ -532,7 +541,8 @@ TEST(Adopt, DocumentsWithoutTokensAreLeftOutAndCounted) {
     write_file(folder / (name + ".idx"), index + lengths + offsets + indices);
     return folder / (name + ".idx");
   };
-  const std::vector<uint16_t> a = {5, 6, 7, 2}, b = {8, 9, 2};
+  const std::vector<uint16_t> a = {5, 6, 7, 2};
+  const std::vector<uint16_t> b = {8, 9, 2};
   for (const auto& [name, documents] :
        std::vector<std::pair<std::string, Documents>>{{"middle", {{a}, {}, {b}}},
                                                       {"first", {{}, {a}, {b}}},

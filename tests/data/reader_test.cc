@@ -14,7 +14,8 @@ namespace {
 using namespace std::string_literals;
 
 struct Found {
-  std::vector<std::string> texts, domains;
+  std::vector<std::string> texts;
+  std::vector<std::string> domains;
   std::vector<int64_t> lines;
   ReadCounts counts;
 };
@@ -55,7 +56,8 @@ TEST(Reader, AFileIsReadOnce) {
 
 TEST(Reader, LinksToFoldersAndToNothingAreNotFollowed) {
   const Folder folder;
-  const fs::path in = folder / "in", file = folder.write("in/a.txt", "text");
+  const fs::path in = folder / "in";
+  const fs::path file = folder.write("in/a.txt", "text");
   folder.write("other/b.txt", "text");
   fs::create_symlink("loop", in / "loop");
   fs::create_symlink("nothing", in / "broken");
@@ -73,7 +75,8 @@ TEST(Reader, CompressedFilesWithoutContentsAreCutOff) {
 
 TEST(Reader, ZeroBytesAfterAGzipMemberAreAccepted) {
   const Folder folder;
-  const std::string one = gzip("{\"text\": \"one\"}\n"), two = gzip("{\"text\": \"two\"}\n");
+  const std::string one = gzip("{\"text\": \"one\"}\n");
+  const std::string two = gzip("{\"text\": \"two\"}\n");
   for (const size_t zeros : {1, 512, 300'000}) {
     const std::string padding(zeros, '\0');
     EXPECT_EQ(read_all(folder.write("a.jsonl.gz", one + padding + two + padding)).texts,
@@ -201,9 +204,7 @@ TEST(Reader, OtherFormatsAreRefusedByTheirFirstBytes) {
       {"a.txt", gzip("text"), "a gzip stream"},
       {"a.jsonl.zstd", zstd("text"), "a zstd stream"},
       {"a.bz2", "BZh91AY&SY...", "a bzip2 stream"},
-      {"a.xz",
-       "\3757zXZ\0..."s,
-       "an xz stream"},
+      {"a.xz", "\3757zXZ\0..."s, "an xz stream"},
       {"a.zip", "PK\x03\x04...", "a zip archive"},
       {"a.parquet", "PAR1\x15\x04...", "a Parquet table"},
       {"a.tar.gz", gzip(tar), "a tar archive"},
@@ -267,7 +268,8 @@ TEST(Reader, FindsFilesInFolders) {
   folder.write("in/.git/x", "");
   folder.write("in/.hidden", "");
   folder.write("one", "");
-  const fs::path one = folder / "one", in = folder / "in";
+  const fs::path one = folder / "one";
+  const fs::path in = folder / "in";
   EXPECT_EQ(input_files({one, in}),
             (std::vector<InputFile>{{one, one}, {in / "b/a.txt", in}, {in / "b/z.jsonl", in}}));
   EXPECT_MESSAGE(input_files({folder / "two"}), "no such file or folder");

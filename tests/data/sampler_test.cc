@@ -51,10 +51,13 @@ TEST(Sampler, SeesEveryBlockOnceAnEpoch) {
 TEST(Sampler, IsAPureFunctionOfTheSampleNumber) {
   const Folder folder;
   const TokenStore store(counting_store(folder, {{"a", 5000}, {"b", 3000}}));
-  const Sampler one(store, {.sequence_length = 16, .seed = 1}),
-      same(store, {.sequence_length = 16, .seed = 1}),
-      other(store, {.sequence_length = 16, .seed = 2});
-  std::vector<int64_t> a(4 * 17), b(4 * 17), c(4 * 17), d(8 * 17);
+  const Sampler one(store, {.sequence_length = 16, .seed = 1});
+  const Sampler same(store, {.sequence_length = 16, .seed = 1});
+  const Sampler other(store, {.sequence_length = 16, .seed = 2});
+  std::vector<int64_t> a(4 * 17);
+  std::vector<int64_t> b(4 * 17);
+  std::vector<int64_t> c(4 * 17);
+  std::vector<int64_t> d(8 * 17);
   one.batch(0, 4, a.data());
   one.batch(9, 4, a.data());
   same.batch(9, 4, b.data());
@@ -101,9 +104,10 @@ TEST(Sampler, KeepsADomainsOrderWhateverIsMixedIn) {
         offsets.insert(place.offset);
     return offsets;
   };
-  const Sampler alone(store, {.domains = {"a"}, .sequence_length = 8}),
-      mixed(store, {.domains = {"b", "a"}, .sequence_length = 8});
-  const auto all = offsets_of_a(alone, 0), half = offsets_of_a(mixed, 1);
+  const Sampler alone(store, {.domains = {"a"}, .sequence_length = 8});
+  const Sampler mixed(store, {.domains = {"b", "a"}, .sequence_length = 8});
+  const auto all = offsets_of_a(alone, 0);
+  const auto half = offsets_of_a(mixed, 1);
   EXPECT_EQ(half.size(), 512u);
   EXPECT_TRUE(std::includes(all.begin(), all.end(), half.begin(), half.end()));
 }

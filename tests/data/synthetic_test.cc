@@ -46,7 +46,9 @@ double share_with_a_twin(const Documents& documents) {
 }
 
 TEST(Synthetic, IsDeterministicAndDependsOnTheSeed) {
-  const Folder a, b, c;
+  const Folder a;
+  const Folder b;
+  const Folder c;
   synthesize(a / "store", small());
   synthesize(b / "store", small());
   auto other = small();
@@ -97,7 +99,8 @@ TEST(Synthetic, OneTokenInTenFollowsTheTableOfItsDomain) {
     std::map<int64_t, std::map<int64_t, int64_t>> pairs;
     for (int64_t i = 0; i + 1 < stream.size(); ++i)
       if (stream[i] && stream[i + 1]) ++pairs[stream[i]][stream[i + 1]];
-    int64_t follow = 0, all = 0;
+    int64_t follow = 0;
+    int64_t all = 0;
     for (const auto& [previous, next] : pairs) {
       int64_t best = 0;
       for (const auto& [token, count] : next) {
@@ -122,7 +125,8 @@ TEST(Synthetic, OracleLossIsTheEntropyOfTheRecipe) {
   auto options = small();
   options.bigram = 0;
   synthesize(folder / "store", options);
-  double total = 0, entropy = 0;
+  double total = 0;
+  double entropy = 0;
   for (int rank = 1; rank <= 12; ++rank) total += 1 / std::sqrt(rank);
   for (int rank = 1; rank <= 12; ++rank)
     entropy -= std::log(1 / std::sqrt(rank) / total) / std::sqrt(rank) / total;

@@ -103,7 +103,8 @@ TEST(TokenStore, UsesFourBytesFromAVocabularyOf65500) {
 
 TEST(TokenStore, ReadsFilesOfMegatronWithSeveralSequencesADocument) {
   const Folder folder;
-  std::string idx("MMIDIDX\0\0", 9), bin;
+  std::string idx("MMIDIDX\0\0", 9);
+  std::string bin;
   put<uint64_t>(idx, 1);
   put<uint8_t>(idx, 4);
   put<uint64_t>(idx, 3);
@@ -122,7 +123,9 @@ TEST(TokenStore, ReadsFilesOfMegatronWithSeveralSequencesADocument) {
 }
 
 TEST(TokenStore, FingerprintIsOfTheContent) {
-  const Folder a, b, c;
+  const Folder a;
+  const Folder b;
+  const Folder c;
   const auto first = TokenStore(small_store(a)).fingerprint();
   EXPECT_EQ(first, TokenStore(small_store(b)).fingerprint());
   EXPECT_NE(first, TokenStore(small_store(c, 301)).fingerprint());
@@ -130,9 +133,11 @@ TEST(TokenStore, FingerprintIsOfTheContent) {
 
 TEST(TokenStore, RefusesDamagedFiles) {
   const Folder folder;
-  const fs::path store = small_store(folder), idx = store / "web.train.idx",
-                 bin = store / "web.train.bin";
-  const std::string good_idx = read_file(idx), good_bin = read_file(bin);
+  const fs::path store = small_store(folder);
+  const fs::path idx = store / "web.train.idx";
+  const fs::path bin = store / "web.train.bin";
+  const std::string good_idx = read_file(idx);
+  const std::string good_bin = read_file(bin);
   auto expect = [&](const char* part) {
     EXPECT_MESSAGE(TokenStore{store}, part);
     write_file(idx, good_idx);
@@ -239,7 +244,9 @@ TEST(TokenStore, FingerprintOfAStoreWithoutSourcesIsThatOfEarlierVersions) {
 }
 
 TEST(TokenStore, FingerprintCoversTheSources) {
-  const Folder first, same, other;
+  const Folder first;
+  const Folder same;
+  const Folder other;
   const auto fingerprint = TokenStore(store_with_sources(first)).fingerprint();
   EXPECT_EQ(TokenStore(store_with_sources(same)).fingerprint(), fingerprint);
   EXPECT_NE(TokenStore(store_with_sources(other, "x")).fingerprint(), fingerprint);
@@ -248,8 +255,10 @@ TEST(TokenStore, FingerprintCoversTheSources) {
 TEST(TokenStore, DamagedSourcesAreRejected) {
   const Folder folder;
   const fs::path store = store_with_sources(folder);
-  const fs::path sources = store / "a.test.sources", names = store / "a.test.sources.json";
-  const std::string good_sources = read_file(sources), good_names = read_file(names);
+  const fs::path sources = store / "a.test.sources";
+  const fs::path names = store / "a.test.sources.json";
+  const std::string good_sources = read_file(sources);
+  const std::string good_names = read_file(names);
   auto restore = [&] {
     write_file(sources, good_sources);
     write_file(names, good_names);
@@ -302,7 +311,8 @@ fs::path with_manifest(const Folder& folder, const std::string& from, const std:
 }
 
 TEST(TokenStore, IdOutsideTheVocabularyIsRejectedWhenItIsRead) {
-  const Folder narrow, wide;
+  const Folder narrow;
+  const Folder wide;
   const TokenStore store(with_manifest(narrow, "\"vocab_size\": 300", "\"vocab_size\": 299"));
   std::vector<int64_t> ids(7);
   store.documents("web", "train").read(0, 2, ids.data());
@@ -378,7 +388,8 @@ TEST(TokenStore, DocumentOfTwoGibibytesIsRead) {
 
 TEST(StoreWriter, TwoWritersOfOneStoreDoNotMix) {
   const Folder folder;
-  StoreWriter first(folder / "store", kNone), second(folder / "store", kNone);
+  StoreWriter first(folder / "store", kNone);
+  StoreWriter second(folder / "store", kNone);
   for (int32_t i = 0; i < 100; ++i) {
     first.add("web", "train", std::vector<int32_t>{1, i}, 2);
     second.add("web", "train", std::vector<int32_t>{2, i}, 2);

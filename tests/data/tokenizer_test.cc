@@ -130,8 +130,8 @@ TEST(Tokenizer, LongLinesAreCut) {
 
 TEST(Tokenizer, FilesWithoutTextAreCounted) {
   const Folder folder;
-  const fs::path text = folder.write("a.txt", training_text()),
-                 other = folder.write("b.jsonl", "{\"content\": \"t\"}\n{\"text\": \"\xff\"}\n");
+  const fs::path text = folder.write("a.txt", training_text());
+  const fs::path other = folder.write("b.jsonl", "{\"content\": \"t\"}\n{\"text\": \"\xff\"}\n");
   const TrainingFiles files =
       train_tokenizer({.inputs = {text, other}, .vocab_size = 300}, folder / "m");
   ASSERT_EQ(files.counts.size(), 2u);
@@ -153,8 +153,8 @@ TEST(Tokenizer, ModelThatCannotBeWrittenIsRefusedBeforeTheWork) {
 TEST(Tokenizer, TestFilesOfAFolderAreLeftOut) {
   const Folder folder;
   const fs::path train = folder.write("in/a.train.txt", training_text());
-  const fs::path test = folder.write("in/b.test.txt", "held out"),
-                 valid = folder.write("in/valid/c.txt", "held out");
+  const fs::path test = folder.write("in/b.test.txt", "held out");
+  const fs::path valid = folder.write("in/valid/c.txt", "held out");
   const TrainingFiles files =
       train_tokenizer({.inputs = {folder / "in"}, .vocab_size = 300}, folder / "folder.model");
   EXPECT_EQ(files.used, std::vector<fs::path>{train});

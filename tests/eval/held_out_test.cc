@@ -12,7 +12,8 @@ namespace {
 
 using data::Folder, data::message_of;
 
-constexpr int64_t kVocabulary = 16, kLength = 5;
+constexpr int64_t kVocabulary = 16;
+constexpr int64_t kLength = 5;
 using Document = std::vector<int32_t>;
 
 // Documents without their separator (0).
@@ -94,8 +95,8 @@ TEST(HeldOut, BatchesChangeNothing) {
   write_store(folder / "s", kTrain, kTest);
   const data::TokenStore store(folder / "s");
   const auto m = model();
-  const SetLosses all = HeldOut(store, options()).run(*m).at("a.test"),
-                  one = HeldOut(store, options(0, 1)).run(*m).at("a.test");
+  const SetLosses all = HeldOut(store, options()).run(*m).at("a.test");
+  const SetLosses one = HeldOut(store, options(0, 1)).run(*m).at("a.test");
   for (size_t d = 0; d < all.nll.size(); ++d)
     EXPECT_NEAR(all.nll[d], one.nll[d], 1e-6) << "document " << d;
 }

@@ -13,7 +13,8 @@
 namespace assay::eval {
 namespace {
 
-constexpr int64_t kTime = 41, kModel = 12;
+constexpr int64_t kTime = 41;
+constexpr int64_t kModel = 12;
 using data::Folder, data::message_of;
 
 at::Tensor input(int64_t time = kTime) {
@@ -154,8 +155,8 @@ TEST(Probes, EveryMixerOfTheRegistryCanBeAsked) {
     for (at::Tensor& parameter : mixer->parameters())  // an output projection may begin as zero
       parameter.add_(at::randn(parameter.sizes(), noise), 0.2);
     const at::Tensor x = at::randn({1, 33, 48}, noise);
-    const Influence found = probe(*mixer, x, {.queries = 4, .cotangents = 2}),
-                    again = probe(*mixer, x, {.queries = 4, .cotangents = 2});
+    const Influence found = probe(*mixer, x, {.queries = 4, .cotangents = 2});
+    const Influence again = probe(*mixer, x, {.queries = 4, .cotangents = 2});
     EXPECT_GT(found.visibility, 0) << name;
     EXPECT_LE(found.visibility, 1) << name;
     EXPECT_GE(found.uniformity, 0) << name;

@@ -70,8 +70,9 @@ at::Tensor logits_of(const Tensors& theirs, const at::Tensor& tokens, int64_t la
 
 at::Tensor gla(const at::Tensor& x, const std::function<at::Tensor(const std::string&)>& p) {
   const auto linear = [&](const std::string& name) { return at::linear(x, p(name + ".weight")); };
-  const at::Tensor q = heads(linear("q_proj"), 2), k = heads(linear("k_proj"), 2),
-                   v = heads(linear("v_proj"), 2);
+  const at::Tensor q = heads(linear("q_proj"), 2);
+  const at::Tensor k = heads(linear("k_proj"), 2);
+  const at::Tensor v = heads(linear("v_proj"), 2);
   const at::Tensor gate =
       at::linear(linear("gk_proj.0"), p("gk_proj.1.weight"), p("gk_proj.1.bias"));
   const at::Tensor decay = heads(gate.sigmoid().pow(1.0 / 16), 2);
@@ -87,7 +88,9 @@ at::Tensor delta_net(const at::Tensor& x, const std::function<at::Tensor(const s
   const auto part = [&](const std::string& name) {
     return heads(conv(at::linear(x, p(name + "_proj.weight")), p(name + "_conv1d.weight")), 2);
   };
-  const at::Tensor q = unit(part("q")), k = unit(part("k")), v = part("v");
+  const at::Tensor q = unit(part("q"));
+  const at::Tensor k = unit(part("k"));
+  const at::Tensor v = part("v");
   const at::Tensor beta = at::linear(x, p("b_proj.weight")).sigmoid();
   const at::Tensor y = read_out(q, v, [&](const at::Tensor& S, int64_t t) {
     return corrected(S, k.select(1, t), v.select(1, t), beta.select(1, t));
@@ -100,8 +103,9 @@ at::Tensor gated_deltanet(const at::Tensor& x,
   const auto part = [&](const std::string& name, int64_t count) {
     return heads(conv(at::linear(x, p(name + "_proj.weight")), p(name + "_conv1d.weight")), count);
   };
-  const at::Tensor q = unit(part("q", 2)).repeat_interleave(2, 2),
-                   k = unit(part("k", 2)).repeat_interleave(2, 2), v = part("v", 4);
+  const at::Tensor q = unit(part("q", 2)).repeat_interleave(2, 2);
+  const at::Tensor k = unit(part("k", 2)).repeat_interleave(2, 2);
+  const at::Tensor v = part("v", 4);
   const at::Tensor beta = at::linear(x, p("b_proj.weight")).sigmoid();
   const at::Tensor decay =
       at::exp(-p("A_log").exp() * at::softplus(at::linear(x, p("a_proj.weight")) + p("dt_bias")));
@@ -121,9 +125,9 @@ at::Tensor rwkv7_logits(const Tensors& theirs, const at::Tensor& tokens) {
   const auto before = [](const at::Tensor& x) {
     return at::constant_pad_nd(x.slice(1, 0, -1), {0, 0, 1, 0});
   };
-  at::Tensor x = norm(at::embedding(theirs.at("model.embeddings.weight"), tokens),
-                      "model.layers.0.pre_norm"),
-             v_first;
+  at::Tensor x =
+      norm(at::embedding(theirs.at("model.embeddings.weight"), tokens), "model.layers.0.pre_norm");
+  at::Tensor v_first;
   for (const std::string layer : {"model.layers.0.", "model.layers.1."}) {
     const at::Tensor h = norm(x, layer + "attn_norm");
     const auto p = [&](const std::string& name) { return theirs.at(layer + "attn." + name); };
@@ -139,13 +143,13 @@ at::Tensor rwkv7_logits(const Tensors& theirs, const at::Tensor& tokens) {
     const auto outer = [&](const at::Tensor& y, const std::string& letter) {
       return at::linear(y, p(letter + "_lora.lora.2.weight"), p(letter + "_lora.lora.2.bias"));
     };
-    const at::Tensor r = heads(linear("r"), 3),
-                     w = heads(
-                         at::exp(-std::exp(-0.5) * outer(inner("w", "w").tanh(), "w").sigmoid()),
-                         3);
-    const at::Tensor a = outer(inner("a", "a"), "a").sigmoid(),
-                     g = at::linear(inner("g", "g").sigmoid(), p("g_lora.lora.2.weight"));
-    at::Tensor v = linear("v"), k = linear("k");
+    const at::Tensor r = heads(linear("r"), 3);
+    const at::Tensor w =
+        heads(at::exp(-std::exp(-0.5) * outer(inner("w", "w").tanh(), "w").sigmoid()), 3);
+    const at::Tensor a = outer(inner("a", "a"), "a").sigmoid();
+    const at::Tensor g = at::linear(inner("g", "g").sigmoid(), p("g_lora.lora.2.weight"));
+    at::Tensor v = linear("v");
+    at::Tensor k = linear("k");
     if (v_first.defined()) v = v + (v_first - v) * outer(inner("v", "v"), "v").sigmoid();
     else v_first = v;
     at::Tensor kk = heads(k * p("k_k"), 3);
@@ -160,15 +164,16 @@ at::Tensor rwkv7_logits(const Tensors& theirs, const at::Tensor& tokens) {
           product(v.select(1, t), k.select(1, t));
       out.push_back(at::einsum("bhvk,bhk->bhv", {S, r.select(1, t)}));
     }
-    const at::Tensor y = at::stack(out, 1), centred = y - y.mean(-1, true);
+    const at::Tensor y = at::stack(out, 1);
+    const at::Tensor centred = y - y.mean(-1, true);
     const at::Tensor normed =
         (centred / (centred.square().mean(-1, true) + 8e-5).sqrt()).flatten(2) *
             p("g_norm.weight") +
         p("g_norm.bias");
     const at::Tensor bonus = ((r * k * p("r_k")).sum(-1, true) * v).flatten(2);
     x = x + at::linear((normed + bonus) * g, p("o_proj.weight"));
-    const at::Tensor f = norm(x, layer + "ffn_norm"),
-                     key = f + (before(f) - f) * theirs.at(layer + "ffn.x_k");
+    const at::Tensor f = norm(x, layer + "ffn_norm");
+    const at::Tensor key = f + (before(f) - f) * theirs.at(layer + "ffn.x_k");
     x = x + at::linear(at::linear(key, theirs.at(layer + "ffn.key.weight")).relu().square(),
                        theirs.at(layer + "ffn.value.weight"));
   }

@@ -18,7 +18,9 @@ namespace {
 struct Golden {
   std::string name;
   // What another float64 implementation reached against the reference in float32
-  double logits, gradients, training;
+  double logits;
+  double gradients;
+  double training;
 };
 
 // Float32 rounds on both sides; in float64 all that is left is the rounding of the reference, known
@@ -111,20 +113,21 @@ TEST_P(HuggingFace, TrainsAlike) {
 }
 
 TEST_P(HuggingFace, ExportsWhatItImported) {
-  const fs::path out = fs::path(testing::TempDir()) / ("export_" + GetParam().name),
-                 ours = out.string() + "_ours";
+  const fs::path out = fs::path(testing::TempDir()) / ("export_" + GetParam().name);
+  const fs::path ours = out.string() + "_ours";
   for (const auto& old : {out, ours}) fs::remove_all(old);
   save_model(ours, open_model(folder));
   export_model(out, open_model(ours), {});
-  const Safetensors written(out / "model.safetensors"), source(folder / "model.safetensors");
+  const Safetensors written(out / "model.safetensors");
+  const Safetensors source(folder / "model.safetensors");
   ASSERT_EQ(written.tensors().size(), source.tensors().size());
   for (const TensorEntry& tensor : source.tensors()) {
     const TensorEntry& copy = written.at(tensor.name);
     EXPECT_EQ(copy.shape, tensor.shape) << tensor.name;
     EXPECT_TRUE(std::ranges::equal(copy.bytes, tensor.bytes)) << tensor.name;
   }
-  const auto config = nlohmann::json::parse(read_file(out / "config.json")),
-             original = nlohmann::json::parse(read_file(folder / "config.json"));
+  const auto config = nlohmann::json::parse(read_file(out / "config.json"));
+  const auto original = nlohmann::json::parse(read_file(folder / "config.json"));
   for (const auto& [key, value] : config.items())
     if (original.contains(key) && !key.ends_with("_token_id") && key != "use_cache")
       EXPECT_EQ(value, original[key]) << key;
@@ -178,8 +181,8 @@ struct HuggingFaceFolder : testing::Test {
     }
   }
   void expect_equals(const LanguageModel& model) {
-    const NamedTensors wanted = named_parameters_of(model),
-                       found = named_parameters_of(*read_hugging_face(folder));
+    const NamedTensors wanted = named_parameters_of(model);
+    const NamedTensors found = named_parameters_of(*read_hugging_face(folder));
     ASSERT_EQ(found.size(), wanted.size());
     for (size_t i = 0; i < wanted.size(); ++i)
       EXPECT_TRUE(at::equal(found[i].second, wanted[i].second)) << wanted[i].first;
@@ -426,7 +429,8 @@ TEST_F(HuggingFaceFolder, DeltaNetWithoutConvolutionHasNoLayout) {
 TEST_F(HuggingFaceFolder, BareInfinityIsRead) {
   const fs::path golden = golden_folder() / "hf_mamba2";
   std::string text = read_file(golden / "config.json");
-  const size_t begin = text.rfind('{', text.find("__float__")), end = text.find('}', begin) + 1;
+  const size_t begin = text.rfind('{', text.find("__float__"));
+  const size_t end = text.find('}', begin) + 1;
   text.replace(begin, end - begin, "Infinity");
   text.insert(1, R"("note": "\\\"Infinity\" and NaN",)");
   write_file(folder / "config.json", text);

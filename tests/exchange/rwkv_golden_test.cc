@@ -64,7 +64,8 @@ TEST_P(RwkvGolden, MixersOfEachLayer) {
       const auto activation = [&](const char* name) {
         return golden.at(fmt::format("act.blocks.{}.{}", i, name));
       };
-      State of_mixer, of_channel_mixer;
+      State of_mixer;
+      State of_channel_mixer;
       of_mixer.handed = handed;
       const at::Tensor mixed =
           m->layers[i]->mixer->forward(activation("att.in").to(dtype), of_mixer);

@@ -356,7 +356,8 @@ study::PlannedRun planned_run() {
 
 study::Store& study_of_one_run() {
   static const auto store = [] {
-    const fs::path folder = scratch() / "study", run = folder / "run";
+    const fs::path folder = scratch() / "study";
+    const fs::path run = folder / "run";
     fs::create_directories(run);
     put(run / "config.toml", "[model]\nd_model = 8\n");
     auto made = std::make_unique<study::Store>(folder);

@@ -42,7 +42,8 @@ TEST(ParserRegressions, InputsAreAcceptedOrRejectedWithAnError) {
 
 // JSON far deeper than any code that recurses over it can bear.
 TEST(Json, DeepFilesAreRejected) {
-  const std::string deep(100'000, '['), end(100'000, ']');
+  const std::string deep(100'000, '[');
+  const std::string end(100'000, ']');
   for (const char* name : {"manifest", "record", "recorded_plan"})
     EXPECT_NE(try_parser(parsers().at(name), deep + end).find("more than 64 levels"),
               std::string::npos)

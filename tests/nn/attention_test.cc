@@ -9,7 +9,10 @@
 namespace assay::nn {
 namespace {
 
-constexpr int64_t kModel = 24, kHeads = 4, kDim = 6, kTime = 13;
+constexpr int64_t kModel = 24;
+constexpr int64_t kHeads = 4;
+constexpr int64_t kDim = 6;
+constexpr int64_t kTime = 13;
 
 // Channels i and i + pairs of x [T, D] by the angle position · base^(−i / pairs); the channels
 // after them as they are.
@@ -18,7 +21,8 @@ at::Tensor turned(const at::Tensor& x, int64_t pairs, double base) {
   for (int64_t t = 0; t < x.size(0); ++t)
     for (int64_t i = 0; i < pairs; ++i) {
       const double angle = double(t) * std::pow(base, -double(i) / double(pairs));
-      const double a = x[t][i].item<double>(), b = x[t][i + pairs].item<double>();
+      const double a = x[t][i].item<double>();
+      const double b = x[t][i + pairs].item<double>();
       out[t][i] = a * std::cos(angle) - b * std::sin(angle);
       out[t][i + pairs] = b * std::cos(angle) + a * std::sin(angle);
     }
@@ -56,8 +60,8 @@ TEST(AttentionDefinition, GateAndPartialRotationAreThoseOfTheFormula) {
     };
     std::vector<at::Tensor> heads;
     for (int64_t h = 0; h < kHeads; ++h) {
-      const at::Tensor q = turned(head(0, h), variant.pairs, 100),
-                       k = turned(head(1, h), variant.pairs, 100);
+      const at::Tensor q = turned(head(0, h), variant.pairs, 100);
+      const at::Tensor k = turned(head(1, h), variant.pairs, 100);
       const at::Tensor later = at::ones({kTime, kTime}, at::kBool).triu(1);
       const at::Tensor scores = at::matmul(q, k.t()) / std::sqrt(double(kDim));
       at::Tensor y = at::matmul(scores.masked_fill(later, -INFINITY).softmax(-1), head(2, h));

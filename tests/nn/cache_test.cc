@@ -37,7 +37,8 @@ TEST(Cache, MixersKeepTheirMemoryFromStepToStep) {
     State state;
     mixer->forward(x.slice(1, 0, 50), state);
     mixer->step(x.select(1, 50), state);  // makes room
-    const void *keys = state["k"].data_ptr(), *values = state["v"].data_ptr();
+    const void* keys = state["k"].data_ptr();
+    const void* values = state["v"].data_ptr();
     for (int64_t t = 51; t < 100; ++t) mixer->step(x.select(1, t), state);
     EXPECT_TRUE(state["k"].data_ptr() == keys && state["v"].data_ptr() == values) << name;
     EXPECT_EQ(state["k"].size(1), 100) << name;
@@ -53,7 +54,8 @@ TEST(Cache, AWindowEqualsConcatenationAndIsSeldomCopied) {
     append_last(state, "k", x.slice(1, 0, 50), count);
     EXPECT_LE(state["k"].storage().nbytes(), 2 * size_t(count) * 2 * 12 * 8) << "is a part of all";
     int copies = 0;
-    at::Tensor snapshot, copied;
+    at::Tensor snapshot;
+    at::Tensor copied;
     for (int64_t t = 50; t < 300; ++t) {
       if (t == 100) {
         snapshot = state["k"];
@@ -89,7 +91,8 @@ TEST(Cache, ACopyGrowsApart) {
 
 TEST(Cache, TakesPartsOfLargerTensors) {
   const at::NoGradGuard no_grad;
-  const at::Tensor x = tokens(10), kept = x.clone();
+  const at::Tensor x = tokens(10);
+  const at::Tensor kept = x.clone();
   State state;
   append(state, "k", x.slice(1, 0, 4));
   append(state, "k", at::ones({2, 3, 3, 4}, at::kDouble));

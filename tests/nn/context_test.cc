@@ -11,11 +11,15 @@
 namespace assay::nn {
 namespace {
 
-constexpr int64_t kBatch = 2, kModel = 48, kTime = 64, kSlices = 4;
+constexpr int64_t kBatch = 2;
+constexpr int64_t kModel = 48;
+constexpr int64_t kTime = 64;
+constexpr int64_t kSlices = 4;
 
 // Of Σ c ⊙ y.
 struct Results {
-  at::Tensor y, dx;
+  at::Tensor y;
+  at::Tensor dx;
   std::vector<std::vector<at::Tensor>> gradients;  // by slice and parameter
 };
 
@@ -72,7 +76,8 @@ struct ContextLaw : testing::TestWithParam<MixerExample> {
   Results of_ranks(int64_t number) const {
     Results results = empty();
     ranks(number).run([&](train::Ranks& own) {
-      const int64_t each = kSlices / number, begin = own.rank() * each;
+      const int64_t each = kSlices / number;
+      const int64_t begin = own.rank() * each;
       train::RankNeighbours neighbours(own, at::kCPU);
       run_slices(*copies[size_t(own.rank())], {kSlices, begin, begin + each}, &neighbours, x, c,
                  false, results);

@@ -46,7 +46,8 @@ TEST(Example, TrainsAndIsScored) {
   untrained->initialise(0);
   const data::TokenStore store(folder / "store");
   const eval::HeldOut held_out(store, {config.train.eval_sets, config.train.domains, 64, 2048});
-  const auto before = held_out.run(*untrained), after = held_out.run(*trained.model);
+  const auto before = held_out.run(*untrained);
+  const auto after = held_out.run(*trained.model);
   for (const std::string domain :
        {"known_a.valid", "known_b.valid"})  // what was trained on; the other domains get worse
     EXPECT_LT(after.at(domain).total().loss(), before.at(domain).total().loss() - 0.5)

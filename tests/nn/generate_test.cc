@@ -344,7 +344,8 @@ TEST(Generate, GoesOnFromASavedState) {
 
 TEST(Generate, ASavedStateBelongsToItsModel) {
   const data::Folder folder;
-  const auto model = random_model(kModel), other = random_model(kModel, 2);
+  const auto model = random_model(kModel);
+  const auto other = random_model(kModel, 2);
   save_generation(folder / "saved", *model, {{1, 2}, {}});
   EXPECT_EQ(load_generation(folder / "saved", *model).tokens, (std::vector<int64_t>{1, 2}));
   EXPECT_THROW(load_generation(folder / "saved", *other), BadInput);

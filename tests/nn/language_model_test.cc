@@ -45,9 +45,10 @@ void expect_equal_gradients(LanguageModel& model, const std::vector<at::Tensor>&
 TEST_P(LanguageModels, LossIsTheCrossEntropyOfTheLogits) {
   const auto model = random_model(GetParam());
   ModelState state;
-  const at::Tensor logits = model->logits(tokens.slice(1, 0, -1), state).flatten(0, 1),
-                   targets = tokens.slice(1, 1).flatten();
-  const at::Tensor expected = at::cross_entropy_loss(logits, targets), loss = model->loss(tokens);
+  const at::Tensor logits = model->logits(tokens.slice(1, 0, -1), state).flatten(0, 1);
+  const at::Tensor targets = tokens.slice(1, 1).flatten();
+  const at::Tensor expected = at::cross_entropy_loss(logits, targets);
+  const at::Tensor loss = model->loss(tokens);
   EXPECT_LE(relative_error(loss, expected), 1e-13);
   EXPECT_LE(relative_error(model->token_losses(tokens).flatten(),
                            at::cross_entropy_loss(logits, targets, {}, at::Reduction::None)),
@@ -66,7 +67,8 @@ TEST_P(LanguageModels, RecomputedActivationsChangeNothing) {
 }
 
 TEST_P(LanguageModels, InitialiseIsAPureFunctionOfTheSeed) {
-  const auto a = make_model(GetParam()), b = make_model(GetParam());
+  const auto a = make_model(GetParam());
+  const auto b = make_model(GetParam());
   b->initialise(7);  // leaves no trace
   a->initialise(3);
   b->initialise(3);
@@ -80,7 +82,8 @@ TEST_P(LanguageModels, InitialiseIsAPureFunctionOfTheSeed) {
 TEST_P(LanguageModels, ACutSequenceGivesTheSameLogits) {
   const auto model = random_model(GetParam());
   const at::NoGradGuard no_grad;
-  ModelState whole_state, state;
+  ModelState whole_state;
+  ModelState state;
   const at::Tensor whole = model->logits(tokens, whole_state);
   std::vector<at::Tensor> parts;
   for (const at::Tensor& part : tokens.split_with_sizes({9, 1, 1, 16, 7}, 1))
@@ -170,7 +173,9 @@ TEST(StateBytes, AreThoseOfARun) {
 }
 
 TEST(StateBytes, LongWindowsStopGrowing) {
-  constexpr int64_t position = 8, pair = 2 * 8 * 4;  // a key and a value of 8 numbers
+  // a key and a value of 8 numbers
+  constexpr int64_t position = 8;
+  constexpr int64_t pair = 2 * 8 * 4;
   for (const int64_t window : {1000, 1024, 1500, 2048, 5000}) {
     LanguageModel model(ModelSpec::read(ConfigNode::parse(fmt::format(
         "vocab_size = 10\nd_model = 8\nnum_layers = 2\n[attention]\nnum_heads = 2\nwindow = {}\n",
@@ -226,7 +231,8 @@ TEST(Presets, HaveThePapersSizes) {
 TEST(Presets, HaveTheSizesThatTheirFirstLinesSay) {
   int presets = 0;
   for (const auto& entry : fs::directory_iterator(fs::path(ASSAY_SOURCE_DIR) / "plans/models")) {
-    const std::string name = entry.path().stem(), text = read_file(entry.path());
+    const std::string name = entry.path().stem();
+    const std::string text = read_file(entry.path());
     const std::string line = text.substr(0, text.find('\n'));
     const std::regex size_of("([0-9.]+)([MB]) with 32k tokens\\]$");
     std::smatch found;

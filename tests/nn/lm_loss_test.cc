@@ -11,7 +11,10 @@ namespace assay::nn {
 namespace {
 
 // A vocabulary that allows 64 rows of logits at a time, so that 150 rows are three parts.
-constexpr int64_t kVocabulary = 70'001, kWidth = 7, kRows = 150, kPart = 64;
+constexpr int64_t kVocabulary = 70'001;
+constexpr int64_t kWidth = 7;
+constexpr int64_t kRows = 150;
+constexpr int64_t kPart = 64;
 
 // In bf16, nothing but the logits and their gradients is rounded to bf16.
 TEST(LmLoss, WeightGradientOfBfloat16IsSummedInFloat32) {
@@ -28,7 +31,8 @@ TEST(LmLoss, WeightGradientOfBfloat16IsSummedInFloat32) {
     at::Tensor wanted = at::zeros({kVocabulary, kWidth}, at::kDouble);
     for (int64_t begin = 0; begin < kRows; begin += kPart) {
       const int64_t end = std::min(begin + kPart, kRows);
-      const at::Tensor h = hidden.slice(0, begin, end), logits = ops::product(h, narrow);
+      const at::Tensor h = hidden.slice(0, begin, end);
+      const at::Tensor logits = ops::product(h, narrow);
       ops::cross_entropy_(logits, targets.slice(0, begin, end), 1.0 / kRows);
       wanted.add_(at::mm(logits.t().to(at::kDouble), h.to(at::kDouble)));
     }

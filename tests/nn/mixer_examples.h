@@ -6,7 +6,9 @@
 namespace assay::nn {
 
 struct MixerExample {
-  std::string name, mixer, table;
+  std::string name;
+  std::string mixer;
+  std::string table;
   bool channel;
   // In float64, every parameter off its starting value, so that no part is without effect.
   std::shared_ptr<Mixer> make(int64_t d_model) const {

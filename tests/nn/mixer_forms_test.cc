@@ -8,7 +8,10 @@
 namespace assay::nn {
 namespace {
 
-constexpr int64_t kBatch = 2, kModel = 48, kTime = 97;  // 97 is prime: no chunk size divides it
+// 97 is prime: no chunk size divides it
+constexpr int64_t kBatch = 2;
+constexpr int64_t kModel = 48;
+constexpr int64_t kTime = 97;
 
 struct MixerForms : testing::TestWithParam<MixerExample> {
   MixerForms()
@@ -28,8 +31,8 @@ struct MixerForms : testing::TestWithParam<MixerExample> {
   std::vector<at::Tensor> gradients(int64_t piece) {
     std::vector<at::Tensor> inputs = {x.requires_grad_()};
     for (const at::Tensor& parameter : mixer->parameters()) inputs.push_back(parameter);
-    const at::Tensor y = run(piece, false),
-                     c = at::randn(y.sizes(), generator("cotangent"), y.options());
+    const at::Tensor y = run(piece, false);
+    const at::Tensor c = at::randn(y.sizes(), generator("cotangent"), y.options());
     return torch::autograd::grad({(c * y).sum()}, inputs);
   }
   std::shared_ptr<Mixer> mixer;
@@ -74,8 +77,8 @@ TEST_P(MixerForms, GradientOfTheProjectionIsTheSlope) {
   const at::Tensor* weight = parameters.find("qkv.weight");
   // Top-1 Element's gradient is that of a softmax, not of what it computes.
   if (!weight || GetParam().mixer == "top1_element") return;
-  const at::Tensor c = at::randn(x.sizes(), generator("cotangent"), at::kDouble),
-                   direction = at::randn(weight->sizes(), generator("direction"), at::kDouble);
+  const at::Tensor c = at::randn(x.sizes(), generator("cotangent"), at::kDouble);
+  const at::Tensor direction = at::randn(weight->sizes(), generator("direction"), at::kDouble);
   const auto loss = [&] { return (c * run(kTime, false)).sum(); };
   const double slope =
       (torch::autograd::grad({loss()}, {*weight})[0] * direction).sum().item<double>();

@@ -9,7 +9,9 @@ namespace assay::nn {
 namespace {
 
 struct Block {
-  std::string file, mixer, table;
+  std::string file;
+  std::string mixer;
+  std::string table;
   std::map<std::string, std::vector<std::string>> names;  // our parameter: theirs, stacked by rows
   std::map<std::string, std::string> states;              // ours: theirs
 };
@@ -56,7 +58,8 @@ TEST_P(MixerGolden, OutputsStatesAndGradients) {
     const at::Tensor y = mixer->forward(x, state);
     EXPECT_LE(relative_error(y, golden.at("out.y")), tolerance);
     for (const auto& [ours, theirs] : GetParam().states) {
-      const at::Tensor expected = golden.at(theirs), found = state.tensors().at(ours);
+      const at::Tensor expected = golden.at(theirs);
+      const at::Tensor found = state.tensors().at(ours);
       EXPECT_LE(relative_error(found,
                                expected.narrow(2, expected.size(2) - found.size(2), found.size(2))),
                 tolerance)
@@ -157,7 +160,8 @@ INSTANTIATE_TEST_SUITE_P(
                {"out_proj.weight", {"out_proj.weight"}}},
               {}},
         Block{"kda_layer_T65", "kda", "num_heads = 2\nhead_dim = 12", kKda, kMatrixRecurrence},
-        Block{"kda_layer_T65_bounded", "kda", "num_heads = 3\ngate_bound = -5", kKda, kMatrixRecurrence},
+        Block{"kda_layer_T65_bounded", "kda", "num_heads = 3\ngate_bound = -5", kKda,
+              kMatrixRecurrence},
         Block{"gdn2_layer_T65", "gdn2", "num_heads = 2\nhead_dim = 12", kGdn2, kMatrixRecurrence},
         Block{"comba_layer_T65", "comba", "num_heads = 2\nhead_dim = 8", kComba, kMatrixRecurrence},
         Block{"gated_delta_product_layer_T65_n2", "gated_delta_product",

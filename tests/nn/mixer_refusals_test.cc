@@ -8,7 +8,10 @@ namespace assay::nn {
 namespace {
 
 struct Wrong {
-  const char *mixer, *table, *field;  // `field` is what the error must hold
+  // `field` is what the error must hold
+  const char* mixer;
+  const char* table;
+  const char* field;
 };
 
 const Wrong kWrong[] = {

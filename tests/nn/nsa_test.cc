@@ -11,10 +11,18 @@
 namespace assay::nn {
 namespace {
 
-constexpr int64_t kTime = 53, kModel = 24;
+constexpr int64_t kTime = 53;
+constexpr int64_t kModel = 24;
 
 struct Shape {
-  int64_t heads, kv_heads, head_dim, length, stride, block, blocks, window;
+  int64_t heads;
+  int64_t kv_heads;
+  int64_t head_dim;
+  int64_t length;
+  int64_t stride;
+  int64_t block;
+  int64_t blocks;
+  int64_t window;
   std::string toml() const {
     return fmt::format(
         "num_heads = {}\nnum_kv_heads = {}\nhead_dim = {}\ncompress_length = {}\n"
@@ -90,8 +98,10 @@ struct Definition {
   }
 
   at::Tensor operator()(const at::Tensor& x) const {
-    const int64_t time = x.size(0), group = s.heads / s.kv_heads;
-    const at::Tensor all = projected(x, "qkv"), raw = projected(x, "block_proj");
+    const int64_t time = x.size(0);
+    const int64_t group = s.heads / s.kv_heads;
+    const at::Tensor all = projected(x, "qkv");
+    const at::Tensor raw = projected(x, "block_proj");
     const at::Tensor gates =
         at::sigmoid(at::matmul(x, w.at("gate_proj.weight").t())).reshape({time, s.heads, 3});
     at::Tensor out = at::zeros({time, s.heads, s.head_dim}, x.options());
@@ -99,9 +109,11 @@ struct Definition {
       const auto head = [&](int64_t part, int64_t t) {  // selected k, window k, and their values
         return all[t][s.heads + part * s.kv_heads + g];
       };
-      Vectors all_block_k, all_block_v;
+      Vectors all_block_k;
+      Vectors all_block_v;
       for (int64_t first = 0; first + s.length <= time; first += s.stride) {
-        Vectors k, v;
+        Vectors k;
+        Vectors v;
         for (int64_t j = first; j < first + s.length; ++j) {
           k.push_back(raw[j][g]);
           v.push_back(raw[j][s.kv_heads + g]);
@@ -110,7 +122,8 @@ struct Definition {
         all_block_v.push_back(phi("compress_v", v));
       }
       for (int64_t t = 0; t < time; ++t) {
-        Vectors block_k, block_v;
+        Vectors block_k;
+        Vectors block_v;
         for (int64_t i = 0; i * s.stride + s.length <= t + 1; ++i) {
           block_k.push_back(all_block_k[size_t(i)]);
           block_v.push_back(all_block_v[size_t(i)]);
@@ -121,7 +134,10 @@ struct Definition {
           for (size_t i = 0; i < weight.size(); ++i)
             weight[i] += of_head[int64_t(i)].item<double>();
         }
-        Vectors chosen_k, chosen_v, window_k, window_v;
+        Vectors chosen_k;
+        Vectors chosen_v;
+        Vectors window_k;
+        Vectors window_v;
         for (const int64_t block : chosen(t, weight))
           for (int64_t j = block * s.block; j < std::min((block + 1) * s.block, t + 1); ++j) {
             chosen_k.push_back(turned(head(0, j), j));
@@ -132,7 +148,8 @@ struct Definition {
           window_v.push_back(head(3, j));
         }
         for (int64_t h = g * group; h < (g + 1) * group; ++h) {
-          const at::Tensor q = turned(all[t][h], t), gate = gates[t][h];
+          const at::Tensor q = turned(all[t][h], t);
+          const at::Tensor gate = gates[t][h];
           out[t][h] += gate[1] * attention(q, chosen_k, chosen_v);
           out[t][h] += gate[2] * attention(q, window_k, window_v);
           if (!block_k.empty()) out[t][h] += gate[0] * attention(all[t][h], block_k, block_v);

@@ -10,7 +10,10 @@
 namespace assay::nn {
 namespace {
 
-constexpr int64_t kBatch = 2, kTime = 389, kVocabulary = 64;  // 389 is prime
+// 389 is prime
+constexpr int64_t kBatch = 2;
+constexpr int64_t kTime = 389;
+constexpr int64_t kVocabulary = 64;
 
 std::vector<std::string> presets() {
   std::vector<std::string> names;
@@ -62,7 +65,8 @@ struct PresetsOnCuda : testing::TestWithParam<std::string> {
         EXPECT_LE(relative_error(actual[i], expected[i]), limit) << named[i].key() << ", " << what;
   }
   std::shared_ptr<LanguageModel> model;
-  at::Tensor tokens, cotangent;
+  at::Tensor tokens;
+  at::Tensor cotangent;
 };
 
 // Where a mixer selects, rounding may change a choice: the median position counts. Among hundreds
@@ -77,13 +81,15 @@ double gradient_limit(const std::string& preset) {
 }
 
 double median_error(const at::Tensor& y, const at::Tensor& expected) {
-  const at::Tensor a = y.to(at::kDouble), b = expected.to(at::kDouble);
+  const at::Tensor a = y.to(at::kDouble);
+  const at::Tensor b = expected.to(at::kDouble);
   return ((a - b).norm(2, -1) / b.norm(2, -1)).median().item<double>();
 }
 
 TEST_P(PresetsOnCuda, AreOneFunctionInBfloat16) {
   const at::NoGradGuard no_grad;
-  const at::Tensor whole = hidden(at::kBFloat16, kTime), steps = hidden(at::kBFloat16, 101, 40);
+  const at::Tensor whole = hidden(at::kBFloat16, kTime);
+  const at::Tensor steps = hidden(at::kBFloat16, 101, 40);
   EXPECT_LE(median_error(hidden(at::kBFloat16, 64), whole), 0.03) << "pieces of 64";
   EXPECT_LE(median_error(steps, whole), 0.03) << "pieces of 101, then steps";
   EXPECT_LE(median_error(steps.slice(1, kTime - 40), whole.slice(1, kTime - 40)), 0.03)

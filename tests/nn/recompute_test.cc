@@ -13,7 +13,8 @@ TEST(Recompute, TheSecondRunRecallsWhatTheFirstRemembered) {
   int runs = 0;
   std::vector<bool> again;
   const auto layer = [&](const at::Tensor& x, Handed&) {
-    const auto first = recalled(), second = recalled();
+    const auto first = recalled();
+    const auto second = recalled();
     again.push_back(first.has_value());
     EXPECT_EQ(first.has_value(), second.has_value());
     if (first) EXPECT_TRUE(first->item<int>() == 1 && second->item<int>() == 2);

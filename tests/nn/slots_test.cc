@@ -12,7 +12,8 @@ constexpr int64_t kVocabulary = 40;
 at::Tensor any_token() { return at::zeros({1}, at::kLong); }  // step() replaces it
 
 struct Example {
-  std::string name, toml;
+  std::string name;
+  std::string toml;
 };
 
 // Every registered form of every mixer, every channel mixer after attention and after a recurrence,
@@ -180,7 +181,8 @@ struct SlotsCuda : testing::TestWithParam<Example> {
 
 // A step is captured for 1,024 tokens, and again for 2,048.
 TEST_P(SlotsCuda, CapturedStepsGiveTheBitsOfStepsWithoutGraphs) {
-  constexpr int64_t kRows = 3, kPrompt = 1000;
+  constexpr int64_t kRows = 3;
+  constexpr int64_t kPrompt = 1000;
   const at::Tensor tokens = random_tokens(kRows, kPrompt + 60, 40, "tokens").to(at::kCUDA);
   ModelState state;
   model->hidden(tokens.narrow(1, 0, kPrompt), state);
@@ -208,7 +210,8 @@ TEST_P(SlotsCuda, CapturedStepsGiveTheBitsOfStepsWithoutGraphs) {
 
 // Rows join, leave and grow; no row changes the bits of another.
 TEST_P(SlotsCuda, BitsDoNotDependOnTheOtherRows) {
-  constexpr int64_t kRows = 4, kSteps = 40;
+  constexpr int64_t kRows = 4;
+  constexpr int64_t kSteps = 40;
   const at::Tensor tokens = random_tokens(kRows, 300, 40, "tokens").to(at::kCUDA);
   const auto decode = [&](int64_t slot, bool others) {
     Slots slots(*model, kRows);

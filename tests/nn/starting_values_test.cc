@@ -54,8 +54,9 @@ TEST(StartingValues, Rwkv7sAreThoseOfItsTrainingCode) {
       << "x_w";
   EXPECT_NEAR(value("layers_1.mixer.mix", {5, 33}), 1 - std::pow(33.0 / 128, 0.2 * 2 / 3), 1e-6)
       << "x_g";
-  const double curve = (33 - 31.5) / 31.5, zigzag = curve * std::abs(curve),
-               line = 33.0 / 127 - 0.5;
+  const double curve = (33 - 31.5) / 31.5;
+  const double zigzag = curve * std::abs(curve);
+  const double line = 33.0 / 127 - 0.5;
   EXPECT_NEAR(value("layers_1.mixer.decay.up_proj.bias", {33}),
               -6 + 6 * std::pow(33.0 / 127, 1 + std::pow(0.5, 0.3)) + 0.5 + 2.5 * zigzag, 1e-5);
   EXPECT_NEAR(value("layers_1.mixer.rate.up_proj.bias", {33}), -0.19 + 0.3 * zigzag + 0.4 * line,
@@ -79,9 +80,9 @@ TEST(StartingValues, Rwkv6sAndRwkv5sAreThoseOfTheirTrainingCode) {
     model->initialise(1);
     const auto all = model->named_parameters();
     const auto given = [&](double x) { return version == "5" ? x : 1 - x; };
-    const at::Tensor
-        mix = all["layers_1.mixer.mix"],
-        decay = all[version == "5" ? "layers_1.mixer.decay" : "layers_1.mixer.decay.up_proj.bias"];
+    const at::Tensor mix = all["layers_1.mixer.mix"];
+    const at::Tensor decay =
+        all[version == "5" ? "layers_1.mixer.decay" : "layers_1.mixer.decay.up_proj.bias"];
     const int64_t v = version == "5" ? 1 : 2;
     EXPECT_NEAR(mix[v][33].item<double>(), given(std::pow(33.0 / 128, 2.0 / 3) + 0.3 * 0.5), 1e-6)
         << version;
@@ -145,8 +146,10 @@ TEST(StartingValues, ScaleOfUnitQueriesStartsWhereToldAndLearnsFaster) {
                       "[model.{0}]\nqk_norm = true\n{1}",
                       mixer, table));
     };
-    const std::string scale = "layers_0.mixer.scale", matrix = "layers_0.mixer.qkv.weight";
-    const auto plain = model(""), told = model("initial_scale = 8.0\nscale_learning_rate = 1.0");
+    const std::string scale = "layers_0.mixer.scale";
+    const std::string matrix = "layers_0.mixer.qkv.weight";
+    const auto plain = model("");
+    const auto told = model("initial_scale = 8.0\nscale_learning_rate = 1.0");
     plain->initialise(1);
     told->initialise(1);
     EXPECT_TRUE(plain->named_parameters()[scale].eq(20).all().item<bool>()) << mixer;
@@ -161,8 +164,8 @@ TEST(StartingValues, ScaleOfUnitQueriesStartsWhereToldAndLearnsFaster) {
 
 TEST(StartingValues, DecaysOfTheDeltaFamilyStartAsInTheirLayers) {
   for (const auto& [mixer, least] : {std::pair("kda", 1.0), {"gdn2", 1.0}, {"comba", 0.0}}) {
-    const at::Tensor rate = started(mixer, "A_log", "num_heads = 16").exp(),
-                     step = at::softplus(started(mixer, "dt_bias", "num_heads = 16"));
+    const at::Tensor rate = started(mixer, "A_log", "num_heads = 16").exp();
+    const at::Tensor step = at::softplus(started(mixer, "dt_bias", "num_heads = 16"));
     EXPECT_GE(rate.min().item<double>(), least * (1 - 1e-6)) << mixer;
     EXPECT_LE(rate.max().item<double>(), 16 * (1 + 1e-6)) << mixer;
     EXPECT_GT(rate.max().item<double>(), 8) << mixer;

@@ -14,7 +14,8 @@ namespace assay::nn {
 
 // ‖a − b‖ / ‖b‖
 inline double relative_error(const at::Tensor& a, const at::Tensor& b) {
-  const at::Tensor x = a.detach().to(at::kDouble), y = b.detach().to(at::kDouble);
+  const at::Tensor x = a.detach().to(at::kDouble);
+  const at::Tensor y = b.detach().to(at::kDouble);
   return ((x - y).norm() / y.norm().clamp_min(1e-300)).item<double>();
 }
 

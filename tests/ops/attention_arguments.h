@@ -7,7 +7,9 @@
 namespace assay::ops {
 
 struct Qkv {
-  at::Tensor q, k, v;
+  at::Tensor q;
+  at::Tensor k;
+  at::Tensor v;
   Qkv as(at::ScalarType dtype, at::Device device = at::kCPU) const {
     auto copy = [&](const at::Tensor& x) {
       return x.detach().clone().to(device, dtype).requires_grad_();
@@ -23,7 +25,12 @@ struct Qkv {
 };
 
 struct Shape {
-  int64_t batch = 2, time = 65, past = 0, heads = 4, kv_heads = 2, head_dim = 20;
+  int64_t batch = 2;
+  int64_t time = 65;
+  int64_t past = 0;
+  int64_t heads = 4;
+  int64_t kv_heads = 2;
+  int64_t head_dim = 20;
 };
 inline std::ostream& operator<<(std::ostream& os, const Shape& s) {
   return os << "B " << s.batch << " T " << s.time << " past " << s.past << " H " << s.heads
@@ -49,8 +56,8 @@ inline Qkv random_qkv(const Shape& s) {
 // with the terms.
 inline double gradient_error(const at::Tensor& actual, const at::Tensor& expected) {
   if (actual.sizes() != expected.sizes()) return INFINITY;
-  const at::Tensor size = expected.to(at::kDouble).norm(2, -1),
-                   error = (actual.to(at::kDouble) - expected).norm(2, -1);
+  const at::Tensor size = expected.to(at::kDouble).norm(2, -1);
+  const at::Tensor error = (actual.to(at::kDouble) - expected).norm(2, -1);
   const at::Tensor ratio = error / size.clamp_min(std::max(size.mean().item<double>(), 0.3));
   return ratio.nan_to_num(INFINITY, INFINITY).max().item<double>();
 }

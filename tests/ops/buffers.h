@@ -81,7 +81,8 @@ inline double worst_row_error(const Numbers& actual, const Numbers& expected, co
   if (actual.size() != expected.size()) return std::numeric_limits<double>::infinity();
   double worst = 0;
   for (size_t begin = 0; begin < expected.size(); begin += row) {
-    double difference = 0, norm = 0;
+    double difference = 0;
+    double norm = 0;
     for (size_t i = begin; i < begin + row; ++i) {
       difference += std::pow(actual[i] - expected[i], 2);
       norm += std::pow(sizes[i], 2);

@@ -5,16 +5,21 @@
 #include <map>
 
 #include "ops/buffers.h"
-#include "ops/recurrence/causal_conv1d/kernel.h"
 #include "ops/core/cpu_target.h"
+#include "ops/recurrence/causal_conv1d/kernel.h"
 #include "ops/simd_target.h"
 
 namespace assay::ops {
 namespace {
 
 struct Shape {
-  int64_t batch, time, channels, width;
-  bool silu = true, bias = true, initial = true;
+  int64_t batch;
+  int64_t time;
+  int64_t channels;
+  int64_t width;
+  bool silu = true;
+  bool bias = true;
+  bool initial = true;
 };
 std::ostream& operator<<(std::ostream& out, const Shape& s) {
   return out << "B" << s.batch << " T" << s.time << " Dm" << s.channels << " K" << s.width
@@ -26,7 +31,8 @@ using Tensors = std::map<std::string, Numbers>;
 
 Tensors random_inputs(const Shape& s, uint64_t seed, DType dtype) {
   const DType real = real_of(dtype);
-  const int64_t rows = s.batch * s.time * s.channels, states = s.batch * s.channels * (s.width - 1);
+  const int64_t rows = s.batch * s.time * s.channels;
+  const int64_t states = s.batch * s.channels * (s.width - 1);
   Tensors x;
   x["x"] = normal(seed, "x", rows, dtype);
   x["weight"] = normal(seed, "weight", s.channels * s.width, real);
@@ -82,7 +88,8 @@ Tensors naive(const Shape& s, Tensors& in) {
 Tensors kernel(const Shape& s, Tensors& x, DType dtype, int threads = 2) {
   const DType real = real_of(dtype);
   const int64_t states = s.batch * s.channels * (s.width - 1);
-  std::map<std::string, Buffer> in, out;
+  std::map<std::string, Buffer> in;
+  std::map<std::string, Buffer> out;
   for (const auto& [name, numbers] : x)
     in.emplace(name, Buffer(name == "x" || name == "dy" ? dtype : real, numbers));
   auto fresh = [&](const char* name, DType type, size_t size) {
@@ -124,7 +131,8 @@ TEST_P(CausalConv1dKernel, EqualsThePlainLoops) {
   for (const auto& [dtype, tolerance] :
        {std::pair{DType::f64, 1e-12}, {DType::f32, 1e-5}, {DType::bf16, 1e-2}}) {
     Tensors x = random_inputs(GetParam(), seed, dtype);
-    const Tensors expected = naive(GetParam(), x), actual = kernel(GetParam(), x, dtype);
+    const Tensors expected = naive(GetParam(), x);
+    const Tensors actual = kernel(GetParam(), x, dtype);
     for (const auto& [name, numbers] : expected)
       EXPECT_LE(worst_row_error(actual.at(name), numbers, row_length(GetParam(), name)), tolerance)
           << name << " " << name_of(dtype) << " seed " << seed << " " << GetParam();
@@ -152,8 +160,10 @@ TEST_P(CausalConv1dKernel, GradientsAreTheSlopes) {
   };
   for (const std::string name : {"x", "weight", "bias", "initial_state"}) {
     const Numbers v = normal(4, name, x[name].size(), DType::f64);
-    Tensors above = x, below = x;
-    double slope = 0, size = 1;
+    Tensors above = x;
+    Tensors below = x;
+    double slope = 0;
+    double size = 1;
     for (size_t i = 0; i < v.size(); ++i) {
       above[name][i] += h * v[i];
       below[name][i] -= h * v[i];
@@ -173,7 +183,8 @@ TEST(CausalConv1dKernelTargets, AllEqualThePlainLoops) {
     for (const auto& [dtype, tolerance] :
          {std::pair{DType::f64, 1e-12}, {DType::f32, 1e-5}, {DType::bf16, 1e-2}}) {
       Tensors x = random_inputs(s, 8, dtype);
-      const Tensors expected = naive(s, x), actual = kernel(s, x, dtype);
+      const Tensors expected = naive(s, x);
+      const Tensors actual = kernel(s, x, dtype);
       for (const auto& [name, numbers] : expected)
         EXPECT_LE(worst_row_error(actual.at(name), numbers, row_length(s, name)), tolerance)
             << name << " " << name_of(dtype) << " " << cpu_target();

@@ -3,8 +3,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "ops/recurrence/causal_conv1d/causal_conv1d.h"
 #include "ops/golden.h"
+#include "ops/recurrence/causal_conv1d/causal_conv1d.h"
 
 namespace assay::ops {
 namespace {
@@ -17,7 +17,8 @@ at::Tensor normal(at::IntArrayRef shape, at::ScalarType dtype = at::kDouble,
 }
 
 struct Arguments {
-  at::Tensor x, weight;
+  at::Tensor x;
+  at::Tensor weight;
   Optional bias;
   std::string activation = "silu";
   Optional initial_state;
@@ -62,9 +63,10 @@ void expect_equal_to_reference(const Arguments& a, double tolerance) {
                                                 exact.initial_state);
   EXPECT_LE(worst_row_error(std::get<0>(out), std::get<0>(expected)), tolerance);
   EXPECT_LE(worst_row_error(std::get<1>(out), std::get<1>(expected)), tolerance);
-  const at::Tensor weights = at::randn_like(a.x), state_weights = at::randn_like(std::get<1>(out));
-  const auto actual = gradients(a, out, weights, state_weights),
-             want = gradients(exact, expected, weights, state_weights);
+  const at::Tensor weights = at::randn_like(a.x);
+  const at::Tensor state_weights = at::randn_like(std::get<1>(out));
+  const auto actual = gradients(a, out, weights, state_weights);
+  const auto want = gradients(exact, expected, weights, state_weights);
   for (size_t i = 0; i < want.size(); ++i) {
     EXPECT_LE(worst_row_error(actual[i], want[i]), tolerance) << "gradient of tensor " << i;
     EXPECT_EQ(actual[i].scalar_type(), a.tensors()[i].scalar_type()) << "gradient of tensor " << i;
@@ -135,7 +137,8 @@ TEST(CausalConv1dOp, MayBeCutAnywhere) {
   const Arguments a = random_arguments(2, 67, 20, 4);
   const auto [whole, last] = run(a);
   for (const int64_t cut : {1, 2, 33, 66}) {
-    Arguments first = a, second = a;
+    Arguments first = a;
+    Arguments second = a;
     first.x = a.x.narrow(1, 0, cut);
     second.x = a.x.narrow(1, cut, 67 - cut);
     const auto [y, state] = run(first);
@@ -164,9 +167,7 @@ TEST(CausalConv1dOp, NamesTheWrongArgument) {
   EXPECT_THAT(message([](A a) { a.x = a.x[0]; }), testing::HasSubstr("x has shape"));
   EXPECT_THAT(message([](A a) { a.weight = a.weight.narrow(0, 0, 3); }),
               testing::HasSubstr("weight has shape"));
-  EXPECT_THAT(message([](A a) {
-                a.weight = at::ones({12, 33}, at::kDouble);
-              }),
+  EXPECT_THAT(message([](A a) { a.weight = at::ones({12, 33}, at::kDouble); }),
               testing::HasSubstr("at most 32"));
   EXPECT_THAT(message([](A a) { a.activation = "swish"; }),
               testing::HasSubstr("'swish', expected 'none' or 'silu'"));

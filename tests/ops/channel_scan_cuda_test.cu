@@ -14,9 +14,13 @@ double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
 struct Case {
   DType dtype;
   Update update;
-  int64_t batch, time, channels, state_size;
+  int64_t batch;
+  int64_t time;
+  int64_t channels;
+  int64_t state_size;
   bool optional = true;  // D, z, delta_bias, softplus, initial_state, dfinal_state
-  int64_t margin = 0, offset = 0;
+  int64_t margin = 0;
+  int64_t offset = 0;
 };
 
 std::ostream& operator<<(std::ostream& out, const Case& c) {
@@ -30,19 +34,45 @@ std::ostream& operator<<(std::ostream& out, const Case& c) {
 }
 
 struct Expected {  // the inputs as the kernel sees them, then what comes out
-  Numbers x, delta, k, q, rate, z, D, bias, initial, dy, dfinal;
-  Numbers y, final, dx, ddelta, dz, dk, dq, drate, dD, dbias, dinitial;
+  Numbers x;
+  Numbers delta;
+  Numbers k;
+  Numbers q;
+  Numbers rate;
+  Numbers z;
+  Numbers D;
+  Numbers bias;
+  Numbers initial;
+  Numbers dy;
+  Numbers dfinal;
+  Numbers y;
+  Numbers final;
+  Numbers dx;
+  Numbers ddelta;
+  Numbers dz;
+  Numbers dk;
+  Numbers dq;
+  Numbers drate;
+  Numbers dD;
+  Numbers dbias;
+  Numbers dinitial;
 };
 
 // One channel of one sequence, forwards and backwards.
 void channel(const Case& c, Expected& e, int64_t b, int64_t d) {
-  const int64_t N = c.state_size, T = c.time, state = (b * c.channels + d) * N;
+  const int64_t N = c.state_size;
+  const int64_t T = c.time;
+  const int64_t state = (b * c.channels + d) * N;
   const double D = c.optional ? e.D[d] : 0;
-  Numbers S((T + 1) * N), G(N), decay(N);
+  Numbers S((T + 1) * N);
+  Numbers G(N);
+  Numbers decay(N);
   auto at = [&](int64_t t) { return (b * T + t) * c.channels + d; };
   auto token = [&](int64_t t) { return (b * T + t) * N; };
   struct Step {
-    double size, slope, square;
+    double size;
+    double slope;
+    double square;
   };
   auto step_at = [&](int64_t t) -> Step {
     const double raw = e.delta[at(t)] + (c.optional ? e.bias[d] : 0);
@@ -51,7 +81,8 @@ void channel(const Case& c, Expected& e, int64_t b, int64_t d) {
       return {raw > 20 ? raw : std::log1p(std::exp(raw)), sigmoid(raw), 0};
     double square = 0;
     for (int64_t n = 0; n < N; ++n) square += e.k[token(t) + n] * e.k[token(t) + n];
-    const double beta = sigmoid(raw), held = 1 / (1 + beta * square);
+    const double beta = sigmoid(raw);
+    const double held = 1 / (1 + beta * square);
     return {beta * held, held * held * beta * (1 - beta), square};
   };
   auto decays = [&](int64_t t, double p) {
@@ -71,7 +102,8 @@ void channel(const Case& c, Expected& e, int64_t b, int64_t d) {
   for (int64_t n = 0; n < N; ++n) S[n] = c.optional ? e.initial[state + n] : 0;
   for (int64_t t = 0; t < T; ++t) {
     const Step p = step_at(t);
-    const double rest = written(t), z = c.optional ? e.z[at(t)] : 0;
+    const double rest = written(t);
+    const double z = c.optional ? e.z[at(t)] : 0;
     double y = D * e.x[at(t)];
     decays(t, p.size);
     for (int64_t n = 0; n < N; ++n) {
@@ -85,9 +117,10 @@ void channel(const Case& c, Expected& e, int64_t b, int64_t d) {
     e.final[state + n] = S[T * N + n], G[n] = c.optional ? e.dfinal[state + n] : 0;
   for (int64_t t = T - 1; t >= 0; --t) {
     const Step p = step_at(t);
-    const double rest = written(t),
-                 dout = c.optional ? e.dy[at(t)] * e.z[at(t)] * sigmoid(e.z[at(t)]) : e.dy[at(t)];
-    double dwrite = 0, dstep = 0;
+    const double rest = written(t);
+    const double dout = c.optional ? e.dy[at(t)] * e.z[at(t)] * sigmoid(e.z[at(t)]) : e.dy[at(t)];
+    double dwrite = 0;
+    double dstep = 0;
     decays(t, p.size);
     for (int64_t n = 0; n < N; ++n) {
       G[n] += dout * e.q[token(t) + n];
@@ -96,7 +129,9 @@ void channel(const Case& c, Expected& e, int64_t b, int64_t d) {
     }
     dstep = rest * dwrite;
     for (int64_t n = 0; n < N; ++n) {
-      const double k = e.k[token(t) + n], before = S[t * N + n], ddecay = G[n] * before;
+      const double k = e.k[token(t) + n];
+      const double before = S[t * N + n];
+      const double ddecay = G[n] * before;
       e.dk[token(t) + n] += p.size * rest * G[n];
       if (c.update == Update::decay) {
         dstep += ddecay * decay[n] * e.rate[token(t) + n],
@@ -132,18 +167,36 @@ class ChannelScanCuda : public testing::TestWithParam<Case> {};
 TEST_P(ChannelScanCuda, EqualsFloat64AndItself) {
   if (!gpu_is_seen()) GTEST_SKIP() << "no CUDA device found";
   const Case c = GetParam();
-  const int64_t B = c.batch, T = c.time, M = c.channels, N = c.state_size;
+  const int64_t B = c.batch;
+  const int64_t T = c.time;
+  const int64_t M = c.channels;
+  const int64_t N = c.state_size;
   Random random{std::mt19937_64(7)};
   auto sequence = [&](int64_t width) { return Sequence(c.dtype, B, T, width, c.offset, c.margin); };
   auto floats = [](int64_t size) { return Array(DType::f32, size); };
   auto raw = [](const Array& a) { return static_cast<float*>(a.data()); };
-  Sequence x = sequence(M), delta = sequence(M), k = sequence(N), q = sequence(N), z = sequence(M),
-           y = sequence(M);
-  Sequence dy = sequence(M), dx = sequence(M), ddelta = sequence(M), dz = sequence(M);
+  Sequence x = sequence(M);
+  Sequence delta = sequence(M);
+  Sequence k = sequence(N);
+  Sequence q = sequence(N);
+  Sequence z = sequence(M);
+  Sequence y = sequence(M);
+  Sequence dy = sequence(M);
+  Sequence dx = sequence(M);
+  Sequence ddelta = sequence(M);
+  Sequence dz = sequence(M);
   Sequence rate(DType::f32, B, T, N, c.offset, c.margin);
-  Array D = floats(M), bias = floats(M), initial = floats(B * M * N), final = floats(B * M * N),
-        dfinal = floats(B * M * N), dk = floats(B * T * N), dq = floats(B * T * N),
-        drate = floats(B * T * N), dD = floats(M), dbias = floats(M), dinitial = floats(B * M * N);
+  Array D = floats(M);
+  Array bias = floats(M);
+  Array initial = floats(B * M * N);
+  Array final = floats(B * M * N);
+  Array dfinal = floats(B * M * N);
+  Array dk = floats(B * T * N);
+  Array dq = floats(B * T * N);
+  Array drate = floats(B * T * N);
+  Array dD = floats(M);
+  Array dbias = floats(M);
+  Array dinitial = floats(B * M * N);
   Expected e;
   // Means off zero: the relative error of a sum that cancels would say nothing about the kernel.
   e.x = x.set(random.normal(B * T * M, 1)), e.k = k.set(random.normal(B * T * N, 0.3, 0.5));
@@ -226,8 +279,8 @@ std::vector<Case> cases() {
 INSTANTIATE_TEST_SUITE_P(Shapes, ChannelScanCuda, testing::ValuesIn(cases()));
 
 TEST(ChannelScanCudaShapes, SaysWhatItDoesNotTake) {
-  const ChannelScanForward large{DType::f32, Update::exact, 1, 1, 1, 65},
-      wide{DType::f64, Update::exact, 1, 1, 1, 16};
+  const ChannelScanForward large{DType::f32, Update::exact, 1, 1, 1, 65};
+  const ChannelScanForward wide{DType::f64, Update::exact, 1, 1, 1, 16};
   EXPECT_THROW(cuda::channel_scan(large, nullptr, nullptr), Unsupported);
   EXPECT_THROW(cuda::channel_scan(wide, nullptr, nullptr), Unsupported);
 }

@@ -10,13 +10,15 @@ namespace assay::ops {
 namespace {
 
 struct Case {
-  int64_t rows, classes;
+  int64_t rows;
+  int64_t classes;
   double spread = 3;
 };
 
 // The largest ‖a_i − b_i‖ / ‖b_i‖ over rows.
 double worst_row(const at::Tensor& a, const at::Tensor& b) {
-  const at::Tensor x = a.to(at::kCPU, at::kDouble), y = b.to(at::kCPU, at::kDouble);
+  const at::Tensor x = a.to(at::kCPU, at::kDouble);
+  const at::Tensor y = b.to(at::kCPU, at::kDouble);
   return ((x - y).norm(2, -1) / y.norm(2, -1).clamp_min(1e-300)).max().item<double>();
 }
 
@@ -30,7 +32,8 @@ void expect_right(const Case& c, at::ScalarType dtype, at::Device device, double
       exact, targets, torch::nn::functional::CrossEntropyFuncOptions().reduction(torch::kNone));
   (expected.sum() * 0.25).backward();
   logits = logits.to(device);
-  const at::Tensor on_device = targets.to(device), alone = cross_entropy(logits, on_device);
+  const at::Tensor on_device = targets.to(device);
+  const at::Tensor alone = cross_entropy(logits, on_device);
   const at::Tensor losses = cross_entropy_(logits, on_device, 0.25);
   EXPECT_TRUE(at::equal(alone, losses));
   EXPECT_LE(worst_row(losses.unsqueeze(0), expected.unsqueeze(0)),
@@ -86,8 +89,10 @@ void expect_masked_logits_right(at::Device device) {
       logits[0].slice(0, classes - 64).fill_(-INFINITY);
       logits[1].slice(0, 0, 600).fill_(-INFINITY);
       logits[2][5] = -INFINITY;
-      const at::Tensor targets = torch::tensor({7, 700, 8}), exact = logits.to(at::kDouble);
-      const at::Tensor log_p = exact.log_softmax(1), index = targets.unsqueeze(1);
+      const at::Tensor targets = torch::tensor({7, 700, 8});
+      const at::Tensor exact = logits.to(at::kDouble);
+      const at::Tensor log_p = exact.log_softmax(1);
+      const at::Tensor index = targets.unsqueeze(1);
       const at::Tensor gradient =
           log_p.exp().scatter_add(1, index, -at::ones_like(index, log_p.options()));
       logits = logits.to(device);
@@ -108,7 +113,8 @@ TEST(CrossEntropyOp, OnCudaMisalignedLogitsEqualAlignedOnes) {
   const at::Tensor targets =
       torch::randint(1024, {5}, torch::TensorOptions(at::kCUDA).dtype(at::kLong));
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
-    at::Tensor logits = torch::randn({5, 1024}, at::kCUDA).to(dtype), other = misaligned(logits);
+    at::Tensor logits = torch::randn({5, 1024}, at::kCUDA).to(dtype);
+    at::Tensor other = misaligned(logits);
     const at::Tensor losses = cross_entropy_(logits, targets, 1);
     EXPECT_LE(worst_row(cross_entropy_(other, targets, 1).unsqueeze(0), losses.unsqueeze(0)), 1e-6);
     EXPECT_LE(worst_row(other, logits), dtype == at::kFloat ? 1e-5 : 1e-2);
@@ -128,7 +134,8 @@ TEST(CrossEntropyOp, OnCudaATargetOutsideMakesItsRowNan) {
 }
 
 TEST(CrossEntropyOp, BadArgumentsAreNamed) {
-  const at::Tensor logits = torch::randn({3, 10}), targets = torch::zeros({3}, at::kLong);
+  const at::Tensor logits = torch::randn({3, 10});
+  const at::Tensor targets = torch::zeros({3}, at::kLong);
   EXPECT_THROW(cross_entropy(logits[0], targets), c10::ValueError);
   EXPECT_THROW(cross_entropy(logits, targets.slice(0, 1)), c10::ValueError);
   EXPECT_THROW(cross_entropy(logits, targets.to(at::kInt)), c10::ValueError);

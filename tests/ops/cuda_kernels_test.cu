@@ -16,9 +16,14 @@ double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
 
 struct ScanCase {
   DType dtype;
-  int64_t batch, time, channels, groups, state_size;
+  int64_t batch;
+  int64_t time;
+  int64_t channels;
+  int64_t groups;
+  int64_t state_size;
   bool optional = true;  // D, z, delta_bias, softplus, initial_state, dfinal_state
-  int64_t margin = 0, offset = 0;
+  int64_t margin = 0;
+  int64_t offset = 0;
 };
 
 std::ostream& operator<<(std::ostream& out, const ScanCase& c) {
@@ -31,17 +36,40 @@ std::ostream& operator<<(std::ostream& out, const ScanCase& c) {
 }
 
 struct ScanNumbers {  // the inputs as the kernel sees them, then what comes out
-  Numbers u, delta, B, C, z, A, D, bias, initial, dy, dfinal;
-  Numbers y, final, du, ddelta, dz, dB, dC, dA, dD, dbias, dinitial;
+  Numbers u;
+  Numbers delta;
+  Numbers B;
+  Numbers C;
+  Numbers z;
+  Numbers A;
+  Numbers D;
+  Numbers bias;
+  Numbers initial;
+  Numbers dy;
+  Numbers dfinal;
+  Numbers y;
+  Numbers final;
+  Numbers du;
+  Numbers ddelta;
+  Numbers dz;
+  Numbers dB;
+  Numbers dC;
+  Numbers dA;
+  Numbers dD;
+  Numbers dbias;
+  Numbers dinitial;
 };
 
 void reference(const ScanCase& c, ScanNumbers& x) {
-  const int64_t N = c.state_size, width = c.channels / c.groups, rows = c.batch * c.time;
+  const int64_t N = c.state_size;
+  const int64_t width = c.channels / c.groups;
+  const int64_t rows = c.batch * c.time;
   x.y.assign(rows * c.channels, 0), x.du = x.ddelta = x.dz = x.y;
   x.dB.assign(rows * c.groups * N, 0), x.dC = x.dB;
   x.final.assign(c.batch * c.channels * N, 0), x.dinitial = x.final;
   x.dA.assign(c.channels * N, 0), x.dD.assign(c.channels, 0), x.dbias = x.dD;
-  Numbers states((c.time + 1) * N), G(N);
+  Numbers states((c.time + 1) * N);
+  Numbers G(N);
   for (int64_t b = 0; b < c.batch; ++b)
     for (int64_t d = 0; d < c.channels; ++d) {
       const int64_t state = (b * c.channels + d) * N;
@@ -52,8 +80,8 @@ void reference(const ScanCase& c, ScanNumbers& x) {
       };
       for (int64_t n = 0; n < N; ++n) states[n] = c.optional ? x.initial[state + n] : 0;
       for (int64_t t = 0; t < c.time; ++t) {
-        const int64_t i = (b * c.time + t) * c.channels + d,
-                      j = ((b * c.time + t) * c.groups + d / width) * N;
+        const int64_t i = (b * c.time + t) * c.channels + d;
+        const int64_t j = ((b * c.time + t) * c.groups + d / width) * N;
         double y = D * x.u[i];
         for (int64_t n = 0; n < N; ++n) {
           states[(t + 1) * N + n] = std::exp(step(i) * x.A[d * N + n]) * states[t * N + n] +
@@ -67,13 +95,14 @@ void reference(const ScanCase& c, ScanNumbers& x) {
       for (int64_t n = 0; n < N; ++n)
         x.final[state + n] = states[c.time * N + n], G[n] = c.optional ? x.dfinal[state + n] : 0;
       for (int64_t t = c.time - 1; t >= 0; --t) {
-        const int64_t i = (b * c.time + t) * c.channels + d,
-                      j = ((b * c.time + t) * c.groups + d / width) * N;
+        const int64_t i = (b * c.time + t) * c.channels + d;
+        const int64_t j = ((b * c.time + t) * c.groups + d / width) * N;
         const double dout = c.optional ? x.dy[i] * x.z[i] * sigmoid(x.z[i]) : x.dy[i];
         double dstep = 0;
         x.du[i] = D * dout, x.dD[d] += dout * x.u[i];
         for (int64_t n = 0; n < N; ++n) {
-          const double a = std::exp(step(i) * x.A[d * N + n]), before = states[t * N + n];
+          const double a = std::exp(step(i) * x.A[d * N + n]);
+          const double before = states[t * N + n];
           G[n] += dout * x.C[j + n];
           x.dC[j + n] += dout * states[(t + 1) * N + n];
           x.dB[j + n] += G[n] * step(i) * x.u[i];
@@ -94,17 +123,36 @@ class CudaScan : public testing::TestWithParam<ScanCase> {};
 TEST_P(CudaScan, EqualsFloat64AndItself) {
   if (!gpu_is_seen()) GTEST_SKIP() << "no CUDA device found";
   const ScanCase c = GetParam();
-  const int64_t B = c.batch, T = c.time, M = c.channels, N = c.state_size, GN = c.groups * N;
+  const int64_t B = c.batch;
+  const int64_t T = c.time;
+  const int64_t M = c.channels;
+  const int64_t N = c.state_size;
+  const int64_t GN = c.groups * N;
   const DType real = real_of(c.dtype);
   Random random{std::mt19937_64(7)};
   auto sequence = [&](int64_t width) { return Sequence(c.dtype, B, T, width, c.offset, c.margin); };
-  Sequence u = sequence(M), delta = sequence(M), in_B = sequence(GN), in_C = sequence(GN),
-           z = sequence(M), y = sequence(M);
-  Sequence dy = sequence(M), du = sequence(M), ddelta = sequence(M), dz = sequence(M);
-  Array A(real, M * N), D(real, M), bias(real, M), initial(real, B * M * N), final(real, B * M * N),
-      dfinal(real, B * M * N);
-  Array dB(real, B * T * GN), dC(real, B * T * GN), dA(real, M * N), dD(real, M), dbias(real, M),
-      dinitial(real, B * M * N);
+  Sequence u = sequence(M);
+  Sequence delta = sequence(M);
+  Sequence in_B = sequence(GN);
+  Sequence in_C = sequence(GN);
+  Sequence z = sequence(M);
+  Sequence y = sequence(M);
+  Sequence dy = sequence(M);
+  Sequence du = sequence(M);
+  Sequence ddelta = sequence(M);
+  Sequence dz = sequence(M);
+  Array A(real, M * N);
+  Array D(real, M);
+  Array bias(real, M);
+  Array initial(real, B * M * N);
+  Array final(real, B * M * N);
+  Array dfinal(real, B * M * N);
+  Array dB(real, B * T * GN);
+  Array dC(real, B * T * GN);
+  Array dA(real, M * N);
+  Array dD(real, M);
+  Array dbias(real, M);
+  Array dinitial(real, B * M * N);
   ScanNumbers x;
   // Means off zero: the relative error of a sum that cancels would say nothing about the kernel.
   x.u = u.set(random.normal(B * T * M, 1)), x.B = in_B.set(random.normal(B * T * GN, 1));
@@ -124,26 +172,26 @@ TEST_P(CudaScan, EqualsFloat64AndItself) {
   };
   auto raw = [](const Array& a) { return static_cast<float*>(a.data()); };
   ChannelScanForward p{.dtype = c.dtype,
-                     .update = Update::decay,
-                     .batch = B,
-                     .time = T,
-                     .channels = M,
-                     .state_size = N,
-                     .delta_softplus = c.optional,
-                     .x = u.view(),
-                     .delta = delta.view(),
-                     .k = in_B.view(),
-                     .q = in_C.view(),
-                     .rate = {A.data()},
-                     .rate_of_channels = true,
-                     .groups = c.groups,
-                     .z = maybe(z),
-                     .D = maybe_data(D),
-                     .delta_bias = maybe_data(bias),
-                     .initial_state = maybe_data(initial),
-                     .y = y.view(),
-                     .final_state = raw(final),
-                     .chunk_states = nullptr};
+                       .update = Update::decay,
+                       .batch = B,
+                       .time = T,
+                       .channels = M,
+                       .state_size = N,
+                       .delta_softplus = c.optional,
+                       .x = u.view(),
+                       .delta = delta.view(),
+                       .k = in_B.view(),
+                       .q = in_C.view(),
+                       .rate = {A.data()},
+                       .rate_of_channels = true,
+                       .groups = c.groups,
+                       .z = maybe(z),
+                       .D = maybe_data(D),
+                       .delta_bias = maybe_data(bias),
+                       .initial_state = maybe_data(initial),
+                       .y = y.view(),
+                       .final_state = raw(final),
+                       .chunk_states = nullptr};
   Memory forward_scratch(cuda::workspace_bytes(p));
   Array chunk_states(real, cuda::chunk_states(p));
   cuda::channel_scan(p, forward_scratch.data, nullptr);
@@ -156,17 +204,17 @@ TEST_P(CudaScan, EqualsFloat64AndItself) {
   EXPECT_LE(worst_row(final.values(), x.final, N), limit) << "final_state";
 
   ChannelScanBackward q{.forward = p,
-                      .dy = dy.view(),
-                      .dfinal_state = maybe_data(dfinal),
-                      .dx = du.view(),
-                      .ddelta = ddelta.view(),
-                      .dz = maybe(dz),
-                      .dk = raw(dB),
-                      .dq = raw(dC),
-                      .drate = raw(dA),
-                      .dD = maybe_data(dD),
-                      .ddelta_bias = maybe_data(dbias),
-                      .dinitial_state = maybe_data(dinitial)};
+                        .dy = dy.view(),
+                        .dfinal_state = maybe_data(dfinal),
+                        .dx = du.view(),
+                        .ddelta = ddelta.view(),
+                        .dz = maybe(dz),
+                        .dk = raw(dB),
+                        .dq = raw(dC),
+                        .drate = raw(dA),
+                        .dD = maybe_data(dD),
+                        .ddelta_bias = maybe_data(dbias),
+                        .dinitial_state = maybe_data(dinitial)};
   Memory scratch(cuda::workspace_bytes(q));
   std::vector<std::vector<unsigned char>> first;
   for (int run = 0; run < 2; ++run) {
@@ -216,9 +264,13 @@ INSTANTIATE_TEST_SUITE_P(Shapes, CudaScan, testing::ValuesIn(scan_cases()));
 
 struct ConvCase {
   DType dtype;
-  int64_t batch, time, channels, width;
+  int64_t batch;
+  int64_t time;
+  int64_t channels;
+  int64_t width;
   bool optional = true;  // bias, silu, initial_state, dfinal_state
-  int64_t margin = 0, offset = 0;
+  int64_t margin = 0;
+  int64_t offset = 0;
 };
 
 std::ostream& operator<<(std::ostream& out, const ConvCase& c) {
@@ -230,17 +282,32 @@ std::ostream& operator<<(std::ostream& out, const ConvCase& c) {
 }
 
 struct ConvNumbers {
-  Numbers x, weight, bias, initial, dy, dfinal, y, final, dx, dweight, dbias, dinitial;
+  Numbers x;
+  Numbers weight;
+  Numbers bias;
+  Numbers initial;
+  Numbers dy;
+  Numbers dfinal;
+  Numbers y;
+  Numbers final;
+  Numbers dx;
+  Numbers dweight;
+  Numbers dbias;
+  Numbers dinitial;
 };
 
 void reference(const ConvCase& c, ConvNumbers& n) {
-  const int64_t K = c.width, M = c.channels, before = K - 1;
+  const int64_t K = c.width;
+  const int64_t M = c.channels;
+  const int64_t before = K - 1;
   n.y.assign(c.batch * c.time * M, 0), n.dx = n.y;
   n.final.assign(c.batch * M * before, 0), n.dinitial = n.final;
   n.dweight.assign(M * K, 0), n.dbias.assign(M, 0);
   for (int64_t b = 0; b < c.batch; ++b)
     for (int64_t d = 0; d < M; ++d) {
-      Numbers x(before + c.time), dx(before + c.time);  // from the first input of initial_state on
+      // from the first input of initial_state on
+      Numbers x(before + c.time);
+      Numbers dx(before + c.time);
       for (int64_t i = 0; i < before; ++i)
         x[i] = c.optional ? n.initial[(b * M + d) * before + i] : 0;
       for (int64_t t = 0; t < c.time; ++t) x[before + t] = n.x[(b * c.time + t) * M + d];
@@ -248,8 +315,8 @@ void reference(const ConvCase& c, ConvNumbers& n) {
         double pre = c.optional ? n.bias[d] : 0;
         for (int64_t j = 0; j < K; ++j) pre += n.weight[d * K + j] * x[t + j];
         const int64_t i = (b * c.time + t) * M + d;
-        const double gate = sigmoid(pre),
-                     dpre = c.optional ? n.dy[i] * gate * (1 + pre * (1 - gate)) : n.dy[i];
+        const double gate = sigmoid(pre);
+        const double dpre = c.optional ? n.dy[i] * gate * (1 + pre * (1 - gate)) : n.dy[i];
         n.y[i] = c.optional ? pre * gate : pre;
         n.dbias[d] += dpre;
         for (int64_t j = 0; j < K; ++j)
@@ -269,15 +336,26 @@ class CudaConv : public testing::TestWithParam<ConvCase> {};
 TEST_P(CudaConv, EqualsFloat64AndItself) {
   if (!gpu_is_seen()) GTEST_SKIP() << "no CUDA device found";
   const ConvCase c = GetParam();
-  const int64_t B = c.batch, T = c.time, M = c.channels, K = c.width, before = K - 1;
+  const int64_t B = c.batch;
+  const int64_t T = c.time;
+  const int64_t M = c.channels;
+  const int64_t K = c.width;
+  const int64_t before = K - 1;
   const DType real = real_of(c.dtype);
   Random random{std::mt19937_64(11)};
   auto sequence = [&] { return Sequence(c.dtype, B, T, M, c.offset, c.margin); };
-  Sequence in = sequence(), y = sequence(), dy = sequence(), dx = sequence();
-  Array weight(real, M * K), bias(real, M), initial(real, B * M * before),
-      final(real, B * M * before);
-  Array dfinal(real, B * M * before), dweight(real, M * K), dbias(real, M),
-      dinitial(real, B * M * before);
+  Sequence in = sequence();
+  Sequence y = sequence();
+  Sequence dy = sequence();
+  Sequence dx = sequence();
+  Array weight(real, M * K);
+  Array bias(real, M);
+  Array initial(real, B * M * before);
+  Array final(real, B * M * before);
+  Array dfinal(real, B * M * before);
+  Array dweight(real, M * K);
+  Array dbias(real, M);
+  Array dinitial(real, B * M * before);
   ConvNumbers x;
   x.x = in.set(random.normal(B * T * M)), x.dy = dy.set(random.normal(B * T * M));
   x.weight = weight.set(random.normal(M * K, 0, 0.5)), x.bias = bias.set(random.normal(M));

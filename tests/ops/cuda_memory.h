@@ -63,7 +63,12 @@ inline void put(DType dtype, unsigned char* to, double value) {
 // between the rows.
 struct Sequence {
   DType dtype;
-  int64_t batch, time, width, offset, time_stride, batch_stride;
+  int64_t batch;
+  int64_t time;
+  int64_t width;
+  int64_t offset;
+  int64_t time_stride;
+  int64_t batch_stride;
   Memory memory;
   Sequence(DType dtype, int64_t batch, int64_t time, int64_t width, int64_t offset, int64_t margin)
       : dtype(dtype),
@@ -122,7 +127,8 @@ inline double worst_row(const Numbers& got, const Numbers& reference, int64_t wi
   EXPECT_EQ(got.size(), reference.size());
   double worst = 0;
   for (size_t row = 0; row < reference.size(); row += width) {
-    double difference = 0, norm = 0;
+    double difference = 0;
+    double norm = 0;
     for (size_t i = row; i < row + width; ++i) {
       difference += (got[i] - reference[i]) * (got[i] - reference[i]);
       norm += reference[i] * reference[i];
@@ -139,7 +145,8 @@ inline double worst_beyond(const Numbers& got, const Numbers& reference, const N
   const size_t width = reference.size() / slack.size();
   double worst = 0;
   for (size_t row = 0; row < slack.size(); ++row) {
-    double difference = 0, norm = 0;
+    double difference = 0;
+    double norm = 0;
     for (size_t i = row * width; i < (row + 1) * width; ++i) {
       difference += (got[i] - reference[i]) * (got[i] - reference[i]);
       norm += reference[i] * reference[i];

@@ -4,23 +4,23 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "ops/attention_arguments.h"
-#include "ops/recurrence/causal_conv1d/causal_conv1d.h"
-#include "ops/dense/cross_entropy/cross_entropy.h"
-#include "ops/recurrence/linear_attention/linear_attention.h"
-#include "ops/rowwise/norm/norm.h"
-#include "ops/dense/sampling/sampling.h"
-#include "ops/recurrence/selective_scan/selective_scan.h"
 #include "ops/attention/top1_chunk/top1_chunk.h"
 #include "ops/attention/top1_element/top1_element.h"
+#include "ops/attention_arguments.h"
+#include "ops/dense/cross_entropy/cross_entropy.h"
+#include "ops/dense/sampling/sampling.h"
+#include "ops/recurrence/causal_conv1d/causal_conv1d.h"
+#include "ops/recurrence/linear_attention/linear_attention.h"
+#include "ops/recurrence/selective_scan/selective_scan.h"
+#include "ops/rowwise/norm/norm.h"
 
 namespace assay::ops {
 namespace {
 
 // Results, and gradients by q, of operators of every kind.
 std::vector<at::Tensor> results(const Qkv& a) {
-  const at::Tensor x = a.q.flatten(2),
-                   weight = at::ones({x.size(2)}, x.options().dtype(at::kFloat));
+  const at::Tensor x = a.q.flatten(2);
+  const at::Tensor weight = at::ones({x.size(2)}, x.options().dtype(at::kFloat));
   const at::Tensor rates = -at::ones({x.size(2), 16}, weight.options());
   const at::Tensor few = x.slice(2, 0, 16);
   std::vector<at::Tensor> out = {

@@ -2,21 +2,27 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "ops/core/asynchronous.h"
 #include "ops/attention/decode_attention/decode_attention.h"
-#include "ops/golden.h"
 #include "ops/attention/rotary_qkv/rotary_qkv.h"
 #include "ops/attention/window_attention/window_attention.h"
+#include "ops/core/asynchronous.h"
+#include "ops/golden.h"
 
 namespace assay::ops {
 namespace {
 
 struct Shape {
-  int64_t heads, kv_heads, head_dim;
-  bool alibi = false, rotary = false, norm = false;
+  int64_t heads;
+  int64_t kv_heads;
+  int64_t head_dim;
+  bool alibi = false;
+  bool rotary = false;
+  bool norm = false;
 };
 
-constexpr int64_t kLongest = 3000, kRoom = 40;  // `kRoom`: steps past the new token
+// `kRoom`: steps past the new token
+constexpr int64_t kLongest = 3000;
+constexpr int64_t kRoom = 40;
 // Positions of the new tokens; −1 for a row that is not used.
 const std::vector<int64_t> kPositions = [] {
   std::vector<int64_t> positions = {0, 1, 7, 8, 255, 256, 257, -1, 1023, 3000, 511, 512};
@@ -30,8 +36,14 @@ std::optional<at::Tensor> in_double(const std::optional<at::Tensor>& x) {
 }
 
 struct Step {
-  at::Tensor q, k, v, positions, addresses;
-  std::vector<at::Tensor> keys, values;  // NaN from the new token on
+  at::Tensor q;
+  at::Tensor k;
+  at::Tensor v;
+  at::Tensor positions;
+  at::Tensor addresses;
+  // NaN from the new token on
+  std::vector<at::Tensor> keys;
+  std::vector<at::Tensor> values;
   DecodeOptions options;
 
   Step(const Shape& s, at::ScalarType dtype) {
@@ -133,7 +145,8 @@ TEST(DecodeAttentionOp, OnCudaCapturedStepFollowsPositionsAndAddresses) {
   const auto replay = captured(at::kCUDA, [&] { out = step.run(); });
   replay();
   EXPECT_TRUE(at::equal(out, expected));
-  const at::Tensor positions = step.positions.clone(), addresses = step.addresses.clone();
+  const at::Tensor positions = step.positions.clone();
+  const at::Tensor addresses = step.addresses.clone();
   step.positions.copy_(positions.flip(0));
   step.addresses.copy_(addresses.flip(0));
   replay();
@@ -162,9 +175,11 @@ TEST(DecodeAttentionOp, OnCudaRowsOfOneLengthGiveTheSameBits) {
   const at::NoGradGuard no_grad;
   const auto options = at::TensorOptions(at::kCUDA).dtype(at::kBFloat16);
   const auto random = [&](at::IntArrayRef sizes) { return at::randn(sizes, options); };
-  const at::Tensor q = random({3, 4, 64}), k = random({3, 2, 64}), v = random({3, 2, 64});
-  const at::Tensor keys = random({3, 900, 2, 64}).slice(1, 0, 700),
-                   values = random({3, 900, 2, 64}).slice(1, 0, 700);
+  const at::Tensor q = random({3, 4, 64});
+  const at::Tensor k = random({3, 2, 64});
+  const at::Tensor v = random({3, 2, 64});
+  const at::Tensor keys = random({3, 900, 2, 64}).slice(1, 0, 700);
+  const at::Tensor values = random({3, 900, 2, 64}).slice(1, 0, 700);
   std::vector<at::Tensor> own;
   at::Tensor addresses = at::zeros({3, 2}, at::kLong);
   for (int64_t b = 0; b < 3; ++b)
@@ -195,7 +210,8 @@ TEST(DecodeAttentionOp, OnCudaMisalignedTokensGiveTheSameBitsAndMisalignedCaches
 
 TEST(DecodeAttentionOp, ServesNoTensorOfTheCpu) {
   const at::NoGradGuard no_grad;
-  const at::Tensor q = at::zeros({1, 2, 8}), cache = at::zeros({1, 1, 2, 8});
+  const at::Tensor q = at::zeros({1, 2, 8});
+  const at::Tensor cache = at::zeros({1, 1, 2, 8});
   EXPECT_FALSE(decode_attention_serves(q.options(), 8));
   EXPECT_THROW(decode_attention(q, q, q, cache, cache, 0, {}), c10::ValueError);
 }

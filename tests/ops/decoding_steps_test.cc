@@ -4,10 +4,10 @@
 #include "ops/recurrence/delta_rule/delta_rule.h"
 #include "ops/recurrence/linear_attention/linear_attention.h"
 #include "ops/recurrence/longhorn/longhorn.h"
-#include "ops/recurrences.h"
 #include "ops/recurrence/selective_scan/selective_scan.h"
 #include "ops/recurrence/ssd/ssd.h"
 #include "ops/recurrence/taylor_exp/taylor_exp.h"
+#include "ops/recurrences.h"
 
 namespace assay::ops {
 namespace {
@@ -21,7 +21,11 @@ at::Tensor decay(at::IntArrayRef shape) { return -at::rand(shape, at::kDouble).s
 
 // Of a matrix a head; q and k may have fewer heads.
 struct Heads {
-  int64_t batch, heads, key_dim, value_dim, key_heads = heads;
+  int64_t batch;
+  int64_t heads;
+  int64_t key_dim;
+  int64_t value_dim;
+  int64_t key_heads = heads;
 };
 Named attention(const Heads& s, int64_t T, const std::string& query = "q") {
   return {{query, normal({s.batch, T, s.key_heads, s.key_dim})},
@@ -31,7 +35,11 @@ Named attention(const Heads& s, int64_t T, const std::string& query = "q") {
 }
 // Of a vector a channel.
 struct Channels {
-  int64_t batch, channels, states, groups = 1, head_dim = 1;
+  int64_t batch;
+  int64_t channels;
+  int64_t states;
+  int64_t groups = 1;
+  int64_t head_dim = 1;
 };
 
 struct Case {
@@ -47,10 +55,13 @@ std::vector<Case> with_heads() {
     cases.push_back({op + " K " + std::to_string(s.key_dim) + " V " + std::to_string(s.value_dim),
                      arguments, run});
   };
-  const Heads small{3, 4, 64, 64}, apart{2, 2, 64, 112}, odd{2, 3, 16, 20};
+  const Heads small{3, 4, 64, 64};
+  const Heads apart{2, 2, 64, 112};
+  const Heads odd{2, 3, 16, 20};
   for (const Heads& s :
        {small, apart, Heads{2, 4, 96, 96, 2}, {1, 3, 128, 80, 1}, {1, 2, 256, 144}, odd}) {
-    const std::vector<int64_t> gates{s.batch, 0, s.heads}, keys{s.batch, 0, s.heads, s.key_dim};
+    const std::vector<int64_t> gates{s.batch, 0, s.heads};
+    const std::vector<int64_t> keys{s.batch, 0, s.heads, s.key_dim};
     auto of = [](std::vector<int64_t> shape, int64_t T) {
       shape[1] = T;
       return shape;
@@ -104,7 +115,9 @@ std::vector<Case> with_heads() {
         });
   }
   for (const Heads& s : {small, apart, odd}) {
-    const int64_t B = s.batch, H = s.heads, K = s.key_dim;
+    const int64_t B = s.batch;
+    const int64_t H = s.heads;
+    const int64_t K = s.key_dim;
     for (const bool same : {false, true})
       add(
           same ? "rwkv5" : "rwkv6", s,
@@ -152,7 +165,9 @@ std::vector<Case> with_channels() {
                             {2, 72, 64},
                             {2, 40, 128},
                             {2, 64, 16, 2}}) {
-    const int64_t B = s.batch, M = s.channels, N = s.states;
+    const int64_t B = s.batch;
+    const int64_t M = s.channels;
+    const int64_t N = s.states;
     const auto scanned = [=](int64_t T) -> Named {
       return {{"u", normal({B, T, M})},
               {"delta", normal({B, T, M}) - 1},
@@ -192,12 +207,19 @@ std::vector<Case> with_channels() {
                             find(a, "dt_bias"), exact, find(a, "initial_state"));
           });
   }
-  for (const Channels& s : {Channels{3, 192, 128, 1, 64}, {2, 96, 64, 3, 32}, {5, 60, 24, 1, 12},
-                            {2, 24, 8, 1, 12}, {2, 24, 16, 1, 12}, {2, 24, 30, 1, 12}})
+  for (const Channels& s : {Channels{3, 192, 128, 1, 64},
+                            {2, 96, 64, 3, 32},
+                            {5, 60, 24, 1, 12},
+                            {2, 24, 8, 1, 12},
+                            {2, 24, 16, 1, 12},
+                            {2, 24, 30, 1, 12}})
     add(
         "ssd", s,
         [=](int64_t T) -> Named {
-          const int64_t B = s.batch, P = s.head_dim, H = s.channels / P, N = s.states;
+          const int64_t B = s.batch;
+          const int64_t P = s.head_dim;
+          const int64_t H = s.channels / P;
+          const int64_t N = s.states;
           return {{"x", normal({B, T, H, P})},
                   {"dt", normal({B, T, H}) - 1},
                   {"A", decay({H}) - 0.1},
@@ -256,7 +278,8 @@ void expect_right(const Case& c, int64_t time, at::ScalarType dtype, bool mixed,
                                   << (mixed ? " mixed" : "") << " margin " << margin
                                   << (first ? " without a state" : "") << " seed 7");
   torch::manual_seed(7);
-  Named there, exact;
+  Named there;
+  Named exact;
   for (const auto& [name, tensor] : c.arguments(time)) {
     if (first && name == "initial_state") continue;
     there[name] = placed(name, tensor, dtype, mixed, margin);

@@ -40,7 +40,12 @@ Operator twin(const std::string& op) {
 }
 
 struct Shape {
-  int64_t batch, time, heads, key_dim, value_dim, q_heads = heads;
+  int64_t batch;
+  int64_t time;
+  int64_t heads;
+  int64_t key_dim;
+  int64_t value_dim;
+  int64_t q_heads = heads;
 };
 std::ostream& operator<<(std::ostream& out, const Shape& s) {
   return out << "B " << s.batch << " T " << s.time << " H " << s.heads << " K " << s.key_dim
@@ -190,7 +195,8 @@ TEST(Rwkv7Op, EqualsTheGoldenFiles) {
 TEST(Rwkv7Op, HoldsTheGatedDeltaRule) {
   Named a = random_arguments("gated_delta_rule", {2, 70, 2, 6, 5});
   const auto [out, state] = with_scale("gated_delta_rule")(a);
-  const at::Tensor g = a["g"].unsqueeze(-1), beta = a["beta"].unsqueeze(-1);
+  const at::Tensor g = a["g"].unsqueeze(-1);
+  const at::Tensor beta = a["beta"].unsqueeze(-1);
   const auto [same, same_state] =
       rwkv7(a["q"], g.expand_as(a["k"]), beta * a["k"], a["v"], at::exp(g) * a["k"], -beta * a["k"],
             kScale, a["initial_state"]);

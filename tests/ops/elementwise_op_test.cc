@@ -2,14 +2,14 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "ops/dense/cross_entropy/cross_entropy.h"
-#include "ops/rowwise/glu/glu.h"
-#include "ops/golden.h"
-#include "ops/rowwise/norm/norm.h"
 #include "ops/attention/rotary_qkv/rotary_qkv.h"
-#include "ops/rows.h"
-#include "ops/rowwise/squared_relu/squared_relu.h"
+#include "ops/dense/cross_entropy/cross_entropy.h"
+#include "ops/golden.h"
 #include "ops/recurrence/token_shift/token_shift.h"
+#include "ops/rows.h"
+#include "ops/rowwise/glu/glu.h"
+#include "ops/rowwise/norm/norm.h"
+#include "ops/rowwise/squared_relu/squared_relu.h"
 
 namespace assay::ops {
 namespace {
@@ -20,11 +20,12 @@ void expect_glu(at::IntArrayRef shape, const char* activation, at::ScalarType dt
   torch::manual_seed(shape.back());
   auto half = shape.vec();
   half.back() /= 2;
-  const at::Tensor values = (torch::randn(shape, at::kDouble) * 3).to(dtype),
-                   dy = torch::randn(half, at::kDouble).to(dtype);
-  const at::Tensor h = values.to(device).detach().requires_grad_(),
-                   exact = values.to(at::kDouble).detach().requires_grad_();
-  const at::Tensor y = glu(h, activation), expected = glu_reference(exact, activation);
+  const at::Tensor values = (torch::randn(shape, at::kDouble) * 3).to(dtype);
+  const at::Tensor dy = torch::randn(half, at::kDouble).to(dtype);
+  const at::Tensor h = values.to(device).detach().requires_grad_();
+  const at::Tensor exact = values.to(at::kDouble).detach().requires_grad_();
+  const at::Tensor y = glu(h, activation);
+  const at::Tensor expected = glu_reference(exact, activation);
   expect_rows(y, expected, dtype, "y");
   expect_rows(torch::autograd::grad({y}, {h}, {dy.to(device)})[0],
               torch::autograd::grad({expected}, {exact}, {dy.to(at::kDouble)})[0], dtype, "dh");
@@ -56,7 +57,8 @@ void expect_squared_relu(at::IntArrayRef shape, at::ScalarType dtype, at::Device
   const at::Tensor dy = torch::randn(shape, at::kDouble).to(dtype);
   const at::Tensor x = values.to(device).detach().requires_grad_();
   const at::Tensor exact = values.to(at::kDouble).detach().requires_grad_();
-  const at::Tensor y = squared_relu(x), expected = squared_relu_reference(exact);
+  const at::Tensor y = squared_relu(x);
+  const at::Tensor expected = squared_relu_reference(exact);
   expect_rows(y, expected, dtype, "y");
   expect_rows(torch::autograd::grad({y}, {x}, {dy.to(device)})[0],
               torch::autograd::grad({expected}, {exact}, {dy.to(at::kDouble)})[0], dtype, "dx");
@@ -77,7 +79,8 @@ TEST(ElementwiseSquaredReluOp, HasTheBitsOfTheComposedOperators) {
     torch::manual_seed(1);
     const at::Tensor x = torch::randn({7, 300}).to(dtype).requires_grad_();
     const at::Tensor dy = torch::randn({7, 300}).to(dtype);
-    const at::Tensor y = squared_relu(x), composed = squared_relu_reference(x);
+    const at::Tensor y = squared_relu(x);
+    const at::Tensor composed = squared_relu_reference(x);
     EXPECT_TRUE(at::equal(y, composed)) << dtype;
     EXPECT_TRUE(at::equal(torch::autograd::grad({y}, {x}, {dy})[0],
                           torch::autograd::grad({composed}, {x}, {dy})[0]))
@@ -104,7 +107,11 @@ TEST(ElementwiseSquaredReluOp, RejectsIntegers) {
 }
 
 struct Heads {
-  int64_t batch, time, heads, kv_heads, head_dim;
+  int64_t batch;
+  int64_t time;
+  int64_t heads;
+  int64_t kv_heads;
+  int64_t head_dim;
 };
 // In memory of its own, or as a part of wider rows whose other part is v.
 enum class Layout { own, part };
@@ -114,16 +121,22 @@ void expect_rotary(const Heads& s, bool norm, Layout layout, at::ScalarType dtyp
                         s.batch, " T ", s.time, " H ", s.heads, " Hk ", s.kv_heads, " D ",
                         s.head_dim, " ", dtype, " on ", device));
   torch::manual_seed(s.time);
-  const int64_t turned = s.heads + s.kv_heads, all = turned + s.kv_heads;
+  const int64_t turned = s.heads + s.kv_heads;
+  const int64_t all = turned + s.kv_heads;
   const at::Tensor values =
       torch::randn({s.batch, s.time, all * s.head_dim}, at::kDouble).to(dtype);
   const at::Tensor angle = torch::rand({s.time, s.head_dim / 2}, at::kDouble) * 6;
   const auto real = dtype == at::kDouble ? at::kDouble : at::kFloat;
-  const at::Tensor cos = angle.cos().to(real), sin = angle.sin().to(real);
-  const at::Tensor qkv = values.to(device).detach().requires_grad_(),
-                   exact = values.to(at::kDouble).detach().requires_grad_();
-  std::vector<at::Tensor> inputs = {qkv}, exact_inputs = {exact}, gradients, exact_gradients;
-  std::optional<at::Tensor> scale, exact_scale;
+  const at::Tensor cos = angle.cos().to(real);
+  const at::Tensor sin = angle.sin().to(real);
+  const at::Tensor qkv = values.to(device).detach().requires_grad_();
+  const at::Tensor exact = values.to(at::kDouble).detach().requires_grad_();
+  std::vector<at::Tensor> inputs = {qkv};
+  std::vector<at::Tensor> exact_inputs = {exact};
+  std::vector<at::Tensor> gradients;
+  std::vector<at::Tensor> exact_gradients;
+  std::optional<at::Tensor> scale;
+  std::optional<at::Tensor> exact_scale;
   if (norm) {
     scale = (1 + torch::rand({s.heads}, at::kDouble)).to(real).to(device).requires_grad_();
     exact_scale = scale->detach().to(at::kCPU, at::kDouble).requires_grad_();
@@ -185,7 +198,8 @@ void expect_in_place_on(at::Device device) {
       torch::manual_seed(4);
       const auto real = dtype == at::kDouble ? at::kDouble : at::kFloat;
       const at::Tensor qkv = torch::randn({2, time, 7 * 16}).to(device, dtype).requires_grad_();
-      const at::Tensor angle = torch::rand({time, 8}).to(device, real) * 6, layer = qkv * 1;
+      const at::Tensor angle = torch::rand({time, 8}).to(device, real) * 6;
+      const at::Tensor layer = qkv * 1;
       const auto own =
           rotary_qk(qkv.unflatten(-1, {7, 16}).narrow(2, 0, 5), 2, angle.cos(), angle.sin());
       const auto parts = rotary_qkv_(layer, 3, 2, angle.cos(), angle.sin());
@@ -208,13 +222,16 @@ TEST(RotaryQkvOp, OnCudaInPlaceHasTheSameBits) {
   expect_in_place_on(at::kCUDA);
 }
 TEST(RotaryQkvOp, QkNormLeavesTheProjection) {
-  const at::Tensor angle = torch::rand({3, 4}), x = torch::randn({2, 3, 6 * 8}), kept = x.clone();
+  const at::Tensor angle = torch::rand({3, 4});
+  const at::Tensor x = torch::randn({2, 3, 6 * 8});
+  const at::Tensor kept = x.clone();
   rotary_qkv_(x, 2, 2, angle.cos(), angle.sin(), torch::ones({2}));
   EXPECT_TRUE(at::equal(x, kept));
 }
 // exp() keeps its result for its gradient.
 TEST(RotaryQkvOp, OverwritingWhatAGradientReadsIsRejected) {
-  const at::Tensor angle = torch::rand({3, 4}), x = torch::randn({2, 3, 6 * 8}).requires_grad_();
+  const at::Tensor angle = torch::rand({3, 4});
+  const at::Tensor x = torch::randn({2, 3, 6 * 8}).requires_grad_();
   const auto parts = rotary_qkv_(x.exp(), 2, 2, angle.cos(), angle.sin());
   EXPECT_THROW(parts[0].sum().backward(), c10::Error);
 }
@@ -229,8 +246,10 @@ struct LayerWithView : torch::autograd::Function<LayerWithView> {
   }
 };
 TEST(RotaryQkvOp, TakesTheOutputOfALayerWithAGradientOfItsOwn) {
-  const at::Tensor angle = torch::rand({3, 4}), cos = angle.cos(), sin = angle.sin(),
-                   x = torch::randn({2, 3, 6 * 8}).requires_grad_();
+  const at::Tensor angle = torch::rand({3, 4});
+  const at::Tensor cos = angle.cos();
+  const at::Tensor sin = angle.sin();
+  const at::Tensor x = torch::randn({2, 3, 6 * 8}).requires_grad_();
   const auto expected = rotary_qk((x * 2).unflatten(-1, {6, 8}).narrow(2, 0, 4), 2, cos, sin);
   const auto parts = rotary_qkv_(LayerWithView::apply(x), 2, 2, cos, sin);
   EXPECT_TRUE(at::equal(parts[0], expected[0]));
@@ -241,8 +260,10 @@ TEST(RotaryQkvOp, TakesTheOutputOfALayerWithAGradientOfItsOwn) {
 }
 // Where split() gives views, q and k have memory of their own.
 TEST(RotaryQkvOp, MisalignedProjectionKeepsItsGradient) {
-  const at::Tensor angle = torch::rand({3, 4}), cos = angle.cos(), sin = angle.sin(),
-                   memory = torch::randn({2 * 3 * 48 + 1}).requires_grad_();
+  const at::Tensor angle = torch::rand({3, 4});
+  const at::Tensor cos = angle.cos();
+  const at::Tensor sin = angle.sin();
+  const at::Tensor memory = torch::randn({2 * 3 * 48 + 1}).requires_grad_();
   const at::Tensor x = (memory * 1).slice(0, 1).view({2, 3, 6 * 8});
   const auto expected = rotary_qk(x.unflatten(-1, {6, 8}).narrow(2, 0, 4), 2, cos, sin);
   const auto parts = rotary_qkv_(x, 2, 2, cos, sin);
@@ -253,7 +274,8 @@ TEST(RotaryQkvOp, MisalignedProjectionKeepsItsGradient) {
   EXPECT_TRUE(at::equal(gradient(parts[1]), gradient(expected[1])));
 }
 TEST(RotaryQkvOp, BadArgumentsAreNamed) {
-  const at::Tensor qk = torch::randn({1, 3, 6, 4}), angle = torch::zeros({3, 2});
+  const at::Tensor qk = torch::randn({1, 3, 6, 4});
+  const at::Tensor angle = torch::zeros({3, 2});
   EXPECT_THROW(rotary_qk(qk, 6, angle, angle), c10::ValueError);
   EXPECT_THROW(rotary_qk(qk, 0, angle, angle), c10::ValueError);
   EXPECT_THROW(rotary_qk(qk, 2, angle.slice(0, 1), angle), c10::ValueError);
@@ -264,8 +286,12 @@ TEST(RotaryQkvOp, BadArgumentsAreNamed) {
 }
 
 struct Shifted {
-  int64_t batch, time, width, count;
-  bool before, own;
+  int64_t batch;
+  int64_t time;
+  int64_t width;
+  int64_t count;
+  bool before;
+  bool own;
 };
 void expect_token_shift(const Shifted& s, at::ScalarType dtype, at::Device device) {
   SCOPED_TRACE(c10::str("B ", s.batch, " T ", s.time, " D ", s.width, " n ", s.count,
@@ -273,7 +299,9 @@ void expect_token_shift(const Shifted& s, at::ScalarType dtype, at::Device devic
                         device));
   torch::manual_seed(s.time);
   const auto real = dtype == at::kDouble ? at::kDouble : at::kFloat;
-  std::vector<at::Tensor> inputs, exact;  // x, mix, before, own…
+  // x, mix, before, own…
+  std::vector<at::Tensor> inputs;
+  std::vector<at::Tensor> exact;
   const auto input = [&](at::IntArrayRef shape, at::ScalarType type) {
     const at::Tensor values = torch::randn(shape, at::kDouble).to(type);
     inputs.push_back(values.to(device).detach().requires_grad_());
@@ -288,8 +316,10 @@ void expect_token_shift(const Shifted& s, at::ScalarType dtype, at::Device devic
     return op(in[0], s.before ? std::optional(in[2]) : std::nullopt, in[1],
               std::vector<at::Tensor>(own, in.end()));
   };
-  const auto y = shift(token_shift, inputs), expected = shift(token_shift_reference, exact);
-  std::vector<at::Tensor> gradients, exact_gradients;
+  const auto y = shift(token_shift, inputs);
+  const auto expected = shift(token_shift_reference, exact);
+  std::vector<at::Tensor> gradients;
+  std::vector<at::Tensor> exact_gradients;
   for (size_t i = 0; i < y.size(); ++i) {
     expect_rows(y[i], expected[i], dtype, "y");
     gradients.push_back(torch::randn(expected[i].sizes(), at::kDouble).to(dtype).to(device));
@@ -317,7 +347,8 @@ TEST(TokenShiftOp, OnCudaEqualsItsDefinition) {
   expect_token_shift_on(at::kCUDA);
 }
 TEST(TokenShiftOp, BadArgumentsAreNamed) {
-  const at::Tensor x = torch::randn({2, 3, 4}), mix = torch::zeros({2, 4});
+  const at::Tensor x = torch::randn({2, 3, 4});
+  const at::Tensor mix = torch::zeros({2, 4});
   EXPECT_THROW(token_shift(x[0], {}, mix), c10::ValueError);
   EXPECT_THROW(token_shift(x, {}, torch::zeros({2, 5})), c10::ValueError);
   EXPECT_THROW(token_shift(x, {}, torch::zeros({7, 4})), c10::ValueError);
@@ -339,7 +370,8 @@ TEST(ElementwiseOps, OnCudaTakeMoreNumbersThan32BitsCount) {
     GTEST_SKIP() << "needs 30 GB of free GPU memory";
   }
   const auto last = [](const at::Tensor& y) { return y.slice(0, -5).clone(); };
-  const at::Tensor weight = at::rand({4224}, at::kCUDA) + 0.5, rows = last(x);
+  const at::Tensor weight = at::rand({4224}, at::kCUDA) + 0.5;
+  const at::Tensor rows = last(x);
   EXPECT_TRUE(at::equal(last(rms_norm(x, weight, 1e-5)), rms_norm(rows, weight, 1e-5)));
   EXPECT_TRUE(at::equal(last(glu(x, "silu")), glu(rows, "silu")));
   EXPECT_TRUE(at::equal(last(squared_relu(x)), squared_relu(rows)));
@@ -355,16 +387,19 @@ TEST(ElementwiseOps, OnCudaTakeMisalignedTensors) {
   const auto compare = [](at::IntArrayRef shape, const char* what, const auto& op) {
     for (const auto dtype : {at::kFloat, at::kBFloat16}) {
       SCOPED_TRACE(c10::str(dtype));
-      const at::Tensor x = torch::randn(shape, at::kCUDA).to(dtype).requires_grad_(),
-                       other = misaligned(x.detach()).requires_grad_();
-      const at::Tensor expected = op(x), y = op(other), dy = at::randn_like(expected);
+      const at::Tensor x = torch::randn(shape, at::kCUDA).to(dtype).requires_grad_();
+      const at::Tensor other = misaligned(x.detach()).requires_grad_();
+      const at::Tensor expected = op(x);
+      const at::Tensor y = op(other);
+      const at::Tensor dy = at::randn_like(expected);
       expect_rows(y, expected, dtype, what);
       expect_rows(torch::autograd::grad({y}, {other}, {misaligned(dy)})[0],
                   torch::autograd::grad({expected}, {x}, {dy})[0], dtype, what);
     }
   };
-  const at::Tensor weight = at::rand({64}, at::kCUDA) + 0.5, mix = at::rand({1, 64}, at::kCUDA),
-                   angle = at::rand({67, 32}, at::kCUDA) * 6;
+  const at::Tensor weight = at::rand({64}, at::kCUDA) + 0.5;
+  const at::Tensor mix = at::rand({1, 64}, at::kCUDA);
+  const at::Tensor angle = at::rand({67, 32}, at::kCUDA) * 6;
   compare({3, 67, 64}, "glu", [](const at::Tensor& x) { return glu(x, "silu"); });
   compare({3, 67, 64}, "squared_relu", [](const at::Tensor& x) { return squared_relu(x); });
   compare({3, 67, 64}, "rms_norm", [&](const at::Tensor& x) { return rms_norm(x, weight, 1e-5); });

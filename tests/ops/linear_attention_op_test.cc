@@ -4,8 +4,8 @@
 
 #include <cmath>
 
-#include "ops/recurrence/linear_attention/linear_attention.h"
 #include "ops/core/paths.h"
+#include "ops/recurrence/linear_attention/linear_attention.h"
 #include "ops/recurrences.h"
 
 namespace assay::ops {
@@ -52,8 +52,14 @@ Operator twin(const std::string& op) {
 }
 
 struct Shape {
-  int64_t batch, time, heads, key_dim, value_dim;
-  int64_t q_heads = heads, k_heads = heads, v_heads = heads;
+  int64_t batch;
+  int64_t time;
+  int64_t heads;
+  int64_t key_dim;
+  int64_t value_dim;
+  int64_t q_heads = heads;
+  int64_t k_heads = heads;
+  int64_t v_heads = heads;
 };
 std::ostream& operator<<(std::ostream& out, const Shape& s) {
   return out << "B " << s.batch << " T " << s.time << " H " << s.heads << " K " << s.key_dim
@@ -237,7 +243,8 @@ TEST(SimpleGlaOp, WithAConstantDecayIsRetention) {
   for (const auto& [file, scale] :
        golden_cases<double>({{"retention_T128", 0.25}, {"retention_T65", std::pow(20, -0.5)}})) {
     const auto retention = [scale = scale](Named a) {
-      const at::Tensor q = a["q"], head = at::arange(q.size(2), q.options());
+      const at::Tensor q = a["q"];
+      const at::Tensor head = at::arange(q.size(2), q.options());
       const at::Tensor g = at::log1p(-at::exp2(-5 - head)).expand({q.size(0), q.size(1), -1});
       return simple_gla(q, a["k"], a["v"], g, scale);
     };
@@ -275,7 +282,8 @@ TEST(LinearAttentionOp, StaysExactBehindStrongDecays) {
 }
 
 TEST_P(LinearAttentionOps, NameTheWrongArgument) {
-  const std::string op = GetParam(), query = op.starts_with("rwkv") ? "r" : "q";
+  const std::string op = GetParam();
+  const std::string query = op.starts_with("rwkv") ? "r" : "q";
   const Named good = random_arguments(op, {2, 5, 4, 3, 6});
   auto with = [&](const std::string& name, auto change) {
     Named bad = good;

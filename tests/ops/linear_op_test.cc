@@ -3,8 +3,8 @@
 #include <torch/torch.h>
 
 #include "ops/core/asynchronous.h"
-#include "ops/rowwise/glu/glu.h"
 #include "ops/dense/linear/linear.h"
+#include "ops/rowwise/glu/glu.h"
 #include "ops/rowwise/norm/norm.h"
 #include "ops/simd_target.h"
 
@@ -12,7 +12,9 @@ namespace assay::ops {
 namespace {
 
 struct Product {
-  at::Tensor x, weight, bias;
+  at::Tensor x;
+  at::Tensor weight;
+  at::Tensor bias;
 };
 Product product_of(int64_t rows, int64_t in, int64_t out, at::ScalarType dtype) {
   torch::manual_seed(rows * in + out);
@@ -96,8 +98,8 @@ TEST(LinearOp, WeightGradientOfBfloat16InFloat32EqualsFloat64OnEveryInstructionS
     for (const int64_t rows : {1, 7, 771, 800})
       for (const auto& [in, out] : {std::pair<int64_t, int64_t>{1, 1}, {33, 13}, {320, 61}})
         for (const bool add : {false, true}) {
-          const at::Tensor x = product_of(rows, in, 1, at::kBFloat16).x,
-                           dy = product_of(rows, out, 2, at::kBFloat16).x;
+          const at::Tensor x = product_of(rows, in, 1, at::kBFloat16).x;
+          const at::Tensor dy = product_of(rows, out, 2, at::kBFloat16).x;
           const at::Tensor before = product_of(1, in, out, at::kFloat).weight;
           at::Tensor found = add ? before.clone() : at::full({out, in}, NAN);
           ops::weight_gradient(dy, x, found, add);
@@ -121,8 +123,8 @@ TEST(LinearOp, WeightGradientEqualsFloat64OnEveryInstructionSet) {
       for (const auto& [in, out] :
            {std::pair<int64_t, int64_t>{1, 1}, {7, 5}, {64, 6}, {33, 13}, {390, 100}, {320, 61}})
         for (const bool add : {false, true}) {
-          const at::Tensor x = product_of(rows, in, 1, at::kFloat).x,
-                           dy = product_of(rows, out, 2, at::kFloat).x;
+          const at::Tensor x = product_of(rows, in, 1, at::kFloat).x;
+          const at::Tensor dy = product_of(rows, out, 2, at::kFloat).x;
           const at::Tensor before = product_of(1, in, out, at::kFloat).weight;
           // its rows do not begin on a vector
           at::Tensor found = at::full({out * in + 1}, NAN).slice(0, 1).view({out, in});
@@ -190,7 +192,8 @@ void expect_products_equal_float64_on_cuda(bool by_kernel) {
   for (const int64_t rows : {1, 2, 7, 8, 9, 16, 33, 64, 65})
     for (const auto& [in, out] : kCudaShapes) {
       if (has_kernel(rows, in, out) != by_kernel) continue;
-      const Product host = product_of(rows, in, out, at::kBFloat16), p = on_cuda(host);
+      const Product host = product_of(rows, in, out, at::kBFloat16);
+      const Product p = on_cuda(host);
       for (const bool with_bias : {true, false}) {
         poison(rows, out);
         const at::Tensor bias = with_bias ? p.bias : at::Tensor();
@@ -235,8 +238,9 @@ void expect_glu_of_products_on(at::Device device, const std::vector<int64_t>& nu
          {std::pair<int64_t, int64_t>{768, 4096}, {40, 6}, {1000, 260}, {264, 2054}})
       for (const char* activation : {"silu", "gelu"}) {
         const Product p = product_of(rows, in, out, at::kBFloat16);
-        const at::Tensor x = p.x.to(device), bias = p.bias.to(device),
-                         weight = (p.weight / std::sqrt(double(in))).to(device);
+        const at::Tensor x = p.x.to(device);
+        const at::Tensor bias = p.bias.to(device);
+        const at::Tensor weight = (p.weight / std::sqrt(double(in))).to(device);
         const at::Tensor expected = glu(ops::linear(x, weight, bias), activation).to(at::kFloat);
         if (device.is_cuda()) poison(rows, out / 2);
         const at::Tensor y = ops::linear_glu(x, weight, bias, activation);
@@ -260,7 +264,11 @@ TEST(LinearOp, OnCudaWithGluOfManyRowsEqualsTheTwoOperators) {
 
 // Arguments of norm_linear.
 struct NormedProduct {
-  at::Tensor x, y, norm_weight, weight, bias;
+  at::Tensor x;
+  at::Tensor y;
+  at::Tensor norm_weight;
+  at::Tensor weight;
+  at::Tensor bias;
   std::pair<at::Tensor, at::Tensor> operator()(const char* activation, bool at_rest = false) const {
     return norm_linear(x, y, norm_weight, 1e-5, weight, bias, activation, at_rest);
   }
@@ -418,10 +426,11 @@ TEST(LinearOp, OnCudaAChainOfProductsWithNormsWaitsForEach) {
   const at::NoGradGuard no_grad;
   for (const int64_t rows : {1, 9, 16}) {
     const NormedProduct p = normed_product_of(rows, 768, 2048, at::kBFloat16, at::kCUDA);
-    const at::Tensor up = p.weight / 28,
-                     down = torch::randn({768, 1024}, at::kCUDA).to(at::kBFloat16) / 32;
+    const at::Tensor up = p.weight / 28;
+    const at::Tensor down = torch::randn({768, 1024}, at::kCUDA).to(at::kBFloat16) / 32;
     const auto chain = [&](bool at_rest, bool separately) {
-      at::Tensor x = p.x, y = p.y;
+      at::Tensor x = p.x;
+      at::Tensor y = p.y;
       for (int i = 0; i < 50; ++i) {
         const NormedProduct layer{x, y, p.norm_weight, up, {}};
         const auto [sum, h] = separately ? layer.separately("silu") : layer("silu", at_rest);
@@ -448,7 +457,8 @@ TEST(LinearOp, OnCudaAChainOfProductsWaitsForEach) {
   const at::NoGradGuard no_grad;
   for (const int64_t rows : {1, 9, 64}) {
     const Product p = on_cuda(product_of(rows, 768, 2048, at::kBFloat16));
-    const at::Tensor up = p.weight / 28, down = up.t().contiguous() / 2;
+    const at::Tensor up = p.weight / 28;
+    const at::Tensor down = up.t().contiguous() / 2;
     const auto chain = [&](bool at_rest) {
       at::Tensor x = p.x;
       for (int i = 0; i < 50; ++i)
@@ -479,7 +489,8 @@ TEST(LinearOp, ReadsSequencesAndViews) {
   EXPECT_EQ(ops::linear(torch::empty({0, 64}), p.weight, p.bias).sizes(), at::IntArrayRef({0, 40}));
   EXPECT_THROW(ops::linear(p.x, torch::randn({40, 63}), {}), c10::ValueError);
   for (const int64_t rows : {4, 300}) {
-    const at::Tensor x = torch::randn({rows, 64}), weight = torch::randn({40, 64});
+    const at::Tensor x = torch::randn({rows, 64});
+    const at::Tensor weight = torch::randn({40, 64});
     EXPECT_THROW(ops::linear(x, weight, torch::randn({39})), c10::ValueError) << rows;
     EXPECT_THROW(ops::product(x, torch::randn({40, 63})), c10::Error) << rows;
     at::Tensor dweight = torch::zeros({40, 64});
@@ -492,7 +503,8 @@ TEST(LinearOp, HasTheGradientsOfTheDefinition) {
     for (const int64_t rows : {1, 20}) {
       Product p = product_of(rows, 48, 24, dtype);
       const at::Tensor dy = torch::randn({rows, 24}, at::kDouble).to(dtype);
-      std::vector<at::Tensor> inputs, exact_inputs;
+      std::vector<at::Tensor> inputs;
+      std::vector<at::Tensor> exact_inputs;
       for (at::Tensor* input : {&p.x, &p.weight, &p.bias}) {
         inputs.push_back(input->requires_grad_());
         exact_inputs.push_back(input->detach().to(at::kDouble).requires_grad_());

@@ -84,7 +84,8 @@ TEST_P(LonghornForms, OnCudaMayBeCutAnywhere) {
   for (const auto& [name, tensor] : random_arguments(2, 101, 24, 16))
     there[name] = tensor.to(at::kCUDA, at::kFloat);
   const auto in_two = [&](int64_t cut) {
-    Named first = there, second = there;
+    Named first = there;
+    Named second = there;
     for (const auto& name : {"x", "dt", "k", "q", "z"}) {
       first[name] = there[name].narrow(1, 0, cut);
       second[name] = there[name].narrow(1, cut, 101 - cut);
@@ -136,8 +137,8 @@ TEST(LonghornOp, ExactWithOneRateIsADeltaRuleOfOneHead) {
   Named a = random_arguments(2, 50, 12, 5, /*scalar=*/true);
   const auto [y, state] =
       longhorn(a["x"], a["dt"], a["k"], a["q"], {}, {}, {}, true, a["initial_state"]);
-  const at::Tensor beta = at::sigmoid(a["dt"]),
-                   epsilon = beta / (1 + beta * a["k"].square().sum(-1, true));
+  const at::Tensor beta = at::sigmoid(a["dt"]);
+  const at::Tensor epsilon = beta / (1 + beta * a["k"].square().sum(-1, true));
   const auto [same, same_state] =
       delta_rule(a["q"].unsqueeze(2), a["k"].unsqueeze(2), a["x"].unsqueeze(2), epsilon, 1,
                  a["initial_state"].transpose(1, 2).unsqueeze(1));

@@ -34,7 +34,8 @@ std::vector<at::Tensor> random_arguments(int64_t time, int64_t heads, int64_t K,
                                          int64_t batch = 2) {
   torch::manual_seed(7);
   auto normal = [&](int64_t dim) { return at::randn({batch, time, heads, dim}, at::kDouble); };
-  const at::Tensor kappa = normal(K), unit = kappa / kappa.norm(2, -1, true);
+  const at::Tensor kappa = normal(K);
+  const at::Tensor unit = kappa / kappa.norm(2, -1, true);
   return {normal(K),
           normal(K),
           normal(V),
@@ -98,8 +99,8 @@ TEST_P(MatrixRecurrenceKinds, ProductsInSinglePrecision) {
 TEST_P(MatrixRecurrenceKinds, GradientsEqualFiniteDifferences) {
   const Named given = leaves(named(random_arguments(5, 2, 3, 4, 1)), at::kDouble);
   const Outputs out = kernel(GetParam())(given);
-  const at::Tensor weights = at::randn_like(std::get<0>(out)),
-                   state_weights = at::randn_like(std::get<1>(out));
+  const at::Tensor weights = at::randn_like(std::get<0>(out));
+  const at::Tensor state_weights = at::randn_like(std::get<1>(out));
   const Named exact = gradients(given, out, weights, state_weights);
   const at::NoGradGuard guard;
   auto loss = [&](const Named& at) {
@@ -133,7 +134,8 @@ TEST_P(MatrixRecurrenceKinds, TheBitsDoNotDependOnThreads) {
     return all;
   };
   const int threads = at::get_num_threads();
-  const Named one = bits(1), three = bits(3);
+  const Named one = bits(1);
+  const Named three = bits(3);
   at::set_num_threads(threads);
   for (const auto& [name, tensor] : one) EXPECT_TRUE(at::equal(tensor, three.at(name))) << name;
 }

@@ -3,9 +3,9 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include "ops/rows.h"
 #include "ops/rowwise/gated_norm/gated_norm.h"
 #include "ops/rowwise/norm/norm.h"
-#include "ops/rows.h"
 #include "ops/rowwise/rwkv7_elements/rwkv7_elements.h"
 #include "ops/rowwise/unit_length/unit_length.h"
 
@@ -19,7 +19,9 @@ void expect_norm(at::IntArrayRef shape, int64_t groups, bool layer, at::ScalarTy
   torch::manual_seed(shape.back());
   const auto real = dtype == at::kDouble ? at::kDouble : at::kFloat;
   const at::Tensor dy = torch::randn(shape, at::kDouble).to(dtype);
-  std::vector<at::Tensor> inputs, exact;  // x, weight, bias
+  // x, weight, bias
+  std::vector<at::Tensor> inputs;
+  std::vector<at::Tensor> exact;
   const auto input = [&](const at::Tensor& values, at::ScalarType type) {
     inputs.push_back(values.to(type).to(device).detach().requires_grad_());
     exact.push_back(values.to(type).to(at::kDouble).detach().requires_grad_());
@@ -80,10 +82,10 @@ void expect_add_norm_on(at::Device device) {
         torch::manual_seed(shape.back());
         const auto real =
             at::TensorOptions().dtype(dtype == at::kDouble ? at::kDouble : at::kFloat);
-        const at::Tensor x = torch::randn(shape).to(device, dtype).requires_grad_(),
-                         y = torch::randn(shape).to(device, dtype).requires_grad_(),
-                         weight = torch::randn({shape.back()}, real).to(device),
-                         bias = torch::randn({shape.back()}, real).to(device);
+        const at::Tensor x = torch::randn(shape).to(device, dtype).requires_grad_();
+        const at::Tensor y = torch::randn(shape).to(device, dtype).requires_grad_();
+        const at::Tensor weight = torch::randn({shape.back()}, real).to(device);
+        const at::Tensor bias = torch::randn({shape.back()}, real).to(device);
         const at::Tensor expected_sum = x + y;
         const auto norm_of_sum = [&] {
           return centred ? layer_norm(expected_sum, weight, bias, 1e-5)
@@ -118,15 +120,17 @@ TEST(NormOps, OnCudaOfASumHasTheBitsOfBothOperators) {
   expect_add_norm_on(at::kCUDA);
 }
 TEST(NormOps, ReferencesAreTorchs) {
-  const at::Tensor x = torch::randn({3, 7, 12}, at::kDouble), w = torch::randn({12}, at::kDouble),
-                   b = torch::randn({12}, at::kDouble);
+  const at::Tensor x = torch::randn({3, 7, 12}, at::kDouble);
+  const at::Tensor w = torch::randn({12}, at::kDouble);
+  const at::Tensor b = torch::randn({12}, at::kDouble);
   EXPECT_TRUE(at::allclose(layer_norm_reference(x, w, b, 1e-5), at::layer_norm(x, {12}, w, b, 1e-5),
                            1e-12, 1e-12));
   EXPECT_TRUE(
       at::allclose(rms_norm_reference(x, w, 1e-5), at::rms_norm(x, {12}, w, 1e-5), 1e-12, 1e-12));
 }
 TEST(NormOps, BadArgumentsAreNamed) {
-  const at::Tensor x = torch::randn({3, 6}), w = torch::ones({6});
+  const at::Tensor x = torch::randn({3, 6});
+  const at::Tensor w = torch::ones({6});
   EXPECT_THROW(rms_norm(x, torch::ones({4}), 1e-5), c10::ValueError);
   EXPECT_THROW(rms_norm(torch::randn({3, 0}), torch::ones({0}), 1e-5), c10::ValueError);
   EXPECT_THROW(rms_norm(x, w, 1e-5, 4), c10::ValueError);
@@ -150,7 +154,10 @@ void expect_rowwise(const RowsCase& c, int sequences, int parameters, F f, Refer
   torch::manual_seed(c.shape.back());
   const auto real = dtype == at::kDouble ? at::kDouble : at::kFloat;
   const int64_t width = c.shape.back();
-  Tensors inputs, exact, leaves, exact_leaves;
+  Tensors inputs;
+  Tensors exact;
+  Tensors leaves;
+  Tensors exact_leaves;
   const auto add = [&](const at::Tensor& values, int64_t margin) {
     auto shape = values.sizes().vec();
     shape.back() += margin;
@@ -165,7 +172,8 @@ void expect_rowwise(const RowsCase& c, int sequences, int parameters, F f, Refer
     add(torch::randn(c.shape, at::kDouble).add(0.3).to(dtype), n % 2 ? 16 : 0);
   for (int n = 0; n < parameters; ++n) add(torch::randn({width}, at::kDouble).add(1).to(real), 0);
   const Tensors expected = reference(exact);
-  Tensors dy, exact_dy;
+  Tensors dy;
+  Tensors exact_dy;
   for (const at::Tensor& y : expected)
     exact_dy.push_back(torch::randn(y.sizes(), at::kDouble).to(dtype).to(at::kDouble));
   const auto poison = [&] {
@@ -303,8 +311,8 @@ TEST(RowwiseOp, GradientsEqualFiniteDifferences) {
         other[n] = in[n].detach() + step * direction;
         return (f(other) * weights).sum().template item<double>();
       };
-      const double slope = (moved(1e-5) - moved(-1e-5)) / 2e-5,
-                   found = (gradients[n] * direction).sum().template item<double>();
+      const double slope = (moved(1e-5) - moved(-1e-5)) / 2e-5;
+      const double found = (gradients[n] * direction).sum().template item<double>();
       EXPECT_NEAR(found, slope, 1e-7 * (1 + std::abs(slope))) << what << ", input " << n;
     }
   };
@@ -326,7 +334,8 @@ TEST(RowwiseOp, GradientsEqualFiniteDifferences) {
   });
 }
 TEST(RowwiseOp, BadArgumentsAreNamed) {
-  const at::Tensor x = torch::randn({3, 6}), w = torch::ones({6});
+  const at::Tensor x = torch::randn({3, 6});
+  const at::Tensor w = torch::ones({6});
   EXPECT_THROW(gated_rms_norm(x, x.slice(0, 1), w, 1e-5, true), c10::ValueError);
   EXPECT_THROW(gated_rms_norm(x, x, torch::ones({4}), 1e-5, true), c10::ValueError);
   EXPECT_THROW(gated_rms_norm(x, x, w, 1e-5, false, 4), c10::ValueError);
@@ -338,8 +347,10 @@ TEST(RowwiseOp, BadArgumentsAreNamed) {
   EXPECT_THROW(rwkv7_output(x, x, x, x, x.slice(1, 1), w, 2), c10::ValueError);
 }
 TEST(RowwiseOp, ZerosOfUnitLengthHaveFiniteGradients) {
-  const at::Tensor zeros = torch::zeros({2, 8}), ones = torch::ones({8});
-  const at::Tensor x = zeros.clone().requires_grad_(), k = zeros.clone().requires_grad_();
+  const at::Tensor zeros = torch::zeros({2, 8});
+  const at::Tensor ones = torch::ones({8});
+  const at::Tensor x = zeros.clone().requires_grad_();
+  const at::Tensor k = zeros.clone().requires_grad_();
   const at::Tensor y = unit_length(x, 1e-6);
   EXPECT_TRUE(torch::autograd::grad({y.sum()}, {x})[0].isfinite().all().item<bool>());
   const auto p = rwkv7_prepare(zeros, zeros, k, ones, ones, 2);

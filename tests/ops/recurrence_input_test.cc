@@ -20,7 +20,10 @@ namespace {
 using Result = std::tuple<at::Tensor, at::Tensor>;
 using State = std::optional<at::Tensor>;
 
-constexpr int64_t B = 2, H = 3, K = 4, V = 6;
+constexpr int64_t B = 2;
+constexpr int64_t H = 3;
+constexpr int64_t K = 4;
+constexpr int64_t V = 6;
 
 at::Tensor random(at::IntArrayRef shape) { return at::randn(shape, at::kDouble); }
 at::Tensor decay(at::IntArrayRef shape, double sign) { return sign * random(shape).abs(); }
@@ -80,13 +83,15 @@ std::vector<Case> cases() {
       {"selective_scan",
        {B, V, K},
        [=](int64_t T, double s, auto& S) {
-         const at::Tensor x = random({B, T, V}), b = random({B, T, 1, K});
+         const at::Tensor x = random({B, T, V});
+         const at::Tensor b = random({B, T, 1, K});
          return selective_scan(x, x.sigmoid(), decay({V, K}, s), b, b, {}, {}, {}, false, S);
        }},
       {"longhorn",
        {B, V, K},
        [=](int64_t T, double, auto& S) {
-         const at::Tensor x = random({B, T, V}), k = random({B, T, K});
+         const at::Tensor x = random({B, T, V});
+         const at::Tensor k = random({B, T, K});
          return longhorn(x, x, k, k, {}, {}, {}, false, S);
        }},
   };
@@ -123,8 +128,10 @@ TEST_P(RecurrenceInput, AWrongStateIsNamed) {
 TEST_P(RecurrenceInput, AnEmptySequenceIsRefused) { expect(error(0, {}), "none of them 0"); }
 
 TEST(RecurrenceInputs, AScaleThatIsNoNumberIsRefused) {
-  const at::Tensor q = random({B, 5, H, K}), v = random({B, 5, H, V}), u = random({H, K}),
-                   g = random({B, 5, H});
+  const at::Tensor q = random({B, 5, H, K});
+  const at::Tensor v = random({B, 5, H, V});
+  const at::Tensor u = random({H, K});
+  const at::Tensor g = random({B, 5, H});
   const std::map<std::string, std::function<void(double)>> calls = {
       {"linear_attention", [&](double s) { linear_attention(q, q, v, s); }},
       {"simple_gla", [&](double s) { simple_gla(q, q, v, g, s); }},
@@ -156,7 +163,8 @@ TEST_P(RecurrenceInput, DecaysAboveZeroGrow) {
     EXPECT_TRUE(at::isfinite(out).all().template item<bool>());
     return last.norm().template item<double>();
   };
-  const double shrinking = norm(-1), growing = norm(1);
+  const double shrinking = norm(-1);
+  const double growing = norm(1);
   const bool has_decay = GetParam().name != "linear_attention" && GetParam().name != "delta_rule" &&
                          GetParam().name != "taylor_exp_attention" && GetParam().name != "longhorn";
   if (has_decay) EXPECT_GT(growing, 10 * shrinking);

@@ -78,8 +78,10 @@ inline void expect_close(const Named& actual, const Named& expected, double tole
 // GPU count at least half their root mean square.
 inline void expect_equal_to_twin(const Operator& op, const Operator& twin, const Named& given,
                                  double tolerance) {
-  const Named arguments = leaves(given, at::kDouble, true), exact = leaves(given, at::kDouble);
-  const Outputs out = op(arguments), expected = twin(exact);
+  const Named arguments = leaves(given, at::kDouble, true);
+  const Named exact = leaves(given, at::kDouble);
+  const Outputs out = op(arguments);
+  const Outputs expected = twin(exact);
   const auto& [y, state] = expected;
   const double least =
       y.is_cuda() && std::get<0>(out).scalar_type() == at::kBFloat16 ? mean_row(y) / 2 : 0;
@@ -114,19 +116,20 @@ inline void expect_misaligned_alike(const Operator& op, const Named& given) {
   Named other;
   for (const auto& [name, tensor] : given)
     other[name] = misaligned(tensor.detach()).requires_grad_();
-  const Outputs expected = op(aligned), found = op(other);
+  const Outputs expected = op(aligned);
+  const Outputs found = op(other);
   EXPECT_TRUE(at::equal(std::get<0>(found), std::get<0>(expected)));
   EXPECT_TRUE(at::equal(std::get<1>(found), std::get<1>(expected)));
-  const at::Tensor dy = at::randn_like(std::get<0>(expected)),
-                   dstate = at::randn_like(std::get<1>(expected));
+  const at::Tensor dy = at::randn_like(std::get<0>(expected));
+  const at::Tensor dstate = at::randn_like(std::get<1>(expected));
   const auto gradients = [](const Named& arguments, const Outputs& out, const at::Tensor& dy,
                             const at::Tensor& dstate) {
     std::vector<at::Tensor> inputs;
     for (const auto& [name, tensor] : arguments) inputs.push_back(tensor);
     return torch::autograd::grad({std::get<0>(out), std::get<1>(out)}, inputs, {dy, dstate});
   };
-  const auto wanted = gradients(aligned, expected, dy, dstate),
-             got = gradients(other, found, misaligned(dy), misaligned(dstate));
+  const auto wanted = gradients(aligned, expected, dy, dstate);
+  const auto got = gradients(other, found, misaligned(dy), misaligned(dstate));
   for (size_t i = 0; const auto& [name, tensor] : given) {
     EXPECT_TRUE(at::equal(got[i], wanted[i])) << "gradient of " << name;
     ++i;
@@ -147,12 +150,13 @@ inline void expect_cut_anywhere(const Operator& op, const Named& given,
   const Named arguments = leaves(given, at::kDouble);
   const Outputs whole = op(arguments);
   const int64_t time = std::get<0>(whole).size(1);
-  const at::Tensor weights = at::randn_like(std::get<0>(whole)),
-                   state_weights = at::randn_like(std::get<1>(whole));
+  const at::Tensor weights = at::randn_like(std::get<0>(whole));
+  const at::Tensor state_weights = at::randn_like(std::get<1>(whole));
   const Named expected = gradients(arguments, whole, weights, state_weights);
   for (const int64_t cut : cuts) {
     SCOPED_TRACE(testing::Message() << "cut at " << cut);
-    Named first = arguments, second = arguments;
+    Named first = arguments;
+    Named second = arguments;
     for (const auto& name : sequences)
       if (arguments.contains(name)) {
         first[name] = arguments.at(name).narrow(1, 0, cut);
@@ -174,12 +178,15 @@ inline void expect_long_sequence_cut_on_cuda(const Operator& op, const Named& gi
                                              const std::set<std::string>& sequences) {
   if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
   const at::NoGradGuard no_grad;
-  Named whole, first, second;
+  Named whole;
+  Named first;
+  Named second;
   for (const auto& [name, tensor] : given) {
     whole[name] = tensor.to(at::kCUDA, name == "initial_state" ? at::kFloat : at::kBFloat16);
     first[name] = second[name] = whole[name];
     if (!sequences.contains(name) || tensor.dim() < 3) continue;  // a w [H, K] is constant
-    const int64_t time = tensor.size(1), cut = time / 2 + 19;
+    const int64_t time = tensor.size(1);
+    const int64_t cut = time / 2 + 19;
     first[name] = whole[name].narrow(1, 0, cut);
     second[name] = whole[name].narrow(1, cut, time - cut);
   }

@@ -15,8 +15,8 @@ inline double tolerance(at::ScalarType dtype) {
 inline void expect_rows(const at::Tensor& a, const at::Tensor& b, at::ScalarType dtype,
                         const char* what) {
   ASSERT_EQ(a.sizes(), b.sizes()) << what;
-  const at::Tensor x = a.detach().to(at::kCPU, at::kDouble),
-                   y = b.detach().to(at::kCPU, at::kDouble);
+  const at::Tensor x = a.detach().to(at::kCPU, at::kDouble);
+  const at::Tensor y = b.detach().to(at::kCPU, at::kDouble);
   const double error = ((x - y).norm(2, -1) / y.norm(2, -1).clamp_min(1e-300)).max().item<double>();
   EXPECT_LE(error, tolerance(dtype)) << what;
 }
@@ -26,8 +26,10 @@ inline void expect_rows(const at::Tensor& a, const at::Tensor& b, at::ScalarType
 inline void expect_summed_rows(const at::Tensor& a, const at::Tensor& b, at::ScalarType dtype,
                                const std::string& what) {
   ASSERT_EQ(a.sizes(), b.sizes()) << what;
-  const at::Tensor x = a.detach().to(at::kCPU, at::kDouble), y = b.detach();
-  const at::Tensor length = y.norm(2, -1), error = (x - y).norm(2, -1);
+  const at::Tensor x = a.detach().to(at::kCPU, at::kDouble);
+  const at::Tensor y = b.detach();
+  const at::Tensor length = y.norm(2, -1);
+  const at::Tensor error = (x - y).norm(2, -1);
   EXPECT_LE((error / at::maximum(length, length.mean())).max().item<double>(), tolerance(dtype))
       << what;
 }

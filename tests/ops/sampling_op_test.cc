@@ -19,7 +19,8 @@ at::Tensor logits_of(int64_t rows, int64_t size, at::ScalarType dtype) {
 }
 
 std::vector<Draw> draws_of(int64_t rows, int round) {
-  const double temperatures[] = {1, 0.7, 1.5, 0, 0.1}, shares[] = {1, 0.95, 0.5, 1e-9};
+  const double temperatures[] = {1, 0.7, 1.5, 0, 0.1};
+  const double shares[] = {1, 0.95, 0.5, 1e-9};
   const int64_t counts[] = {0, 1, 2, 40, 1 << 30};
   std::vector<Draw> draws;
   for (int64_t b = 0; b < rows; ++b) {

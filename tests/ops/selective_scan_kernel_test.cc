@@ -13,8 +13,16 @@ namespace assay::ops {
 namespace {
 
 struct Shape {
-  int64_t batch, time, channels, groups, state_size;
-  bool softplus = true, z = true, D = true, bias = true, initial = true;
+  int64_t batch;
+  int64_t time;
+  int64_t channels;
+  int64_t groups;
+  int64_t state_size;
+  bool softplus = true;
+  bool z = true;
+  bool D = true;
+  bool bias = true;
+  bool initial = true;
 };
 std::ostream& operator<<(std::ostream& out, const Shape& s) {
   return out << "B" << s.batch << " T" << s.time << " Dm" << s.channels << " G" << s.groups << " N"
@@ -28,8 +36,8 @@ double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
 
 Tensors random_inputs(const Shape& s, uint64_t seed, DType dtype) {
   const DType real = real_of(dtype);
-  const int64_t rows = s.batch * s.time * s.channels,
-                BC = s.batch * s.time * s.groups * s.state_size;
+  const int64_t rows = s.batch * s.time * s.channels;
+  const int64_t BC = s.batch * s.time * s.groups * s.state_size;
   const int64_t states = s.batch * s.channels * s.state_size;
   Tensors x;
   x["u"] = normal(seed, "u", rows, dtype);
@@ -53,30 +61,47 @@ Tensors random_inputs(const Shape& s, uint64_t seed, DType dtype) {
 // of dB and dC.
 Tensors naive(const Shape& s, Tensors& x, Tensors* sizes = nullptr) {
   const auto [batch, time, channels, groups, N, softplus, has_z, has_D, has_bias, initial] = s;
-  const Numbers &u = x["u"], &raw = x["delta"], &z = x["z"], &B = x["B"], &C = x["C"], &A = x["A"],
-                &D = x["D"];
-  const Numbers &bias = x["delta_bias"], &S0 = x["initial_state"], &dy = x["dy"],
-                &dS = x["dfinal_state"];
+  const Numbers& u = x["u"];
+  const Numbers& raw = x["delta"];
+  const Numbers& z = x["z"];
+  const Numbers& B = x["B"];
+  const Numbers& C = x["C"];
+  const Numbers& A = x["A"];
+  const Numbers& D = x["D"];
+  const Numbers& bias = x["delta_bias"];
+  const Numbers& S0 = x["initial_state"];
+  const Numbers& dy = x["dy"];
+  const Numbers& dS = x["dfinal_state"];
   Tensors out;
   for (const char* name : {"u", "delta", "z", "B", "C", "A", "D", "delta_bias", "initial_state"})
     out["d" + std::string(name)].assign(x[name].size(), 0);
-  Numbers &y = out["y"], &last = out["final_state"], &du = out["du"], &ddelta = out["ddelta"],
-          &dz = out["dz"];
-  Numbers &dB = out["dB"], &dC = out["dC"], &dA = out["dA"], &dD = out["dD"],
-          &dbias = out["ddelta_bias"];
-  Numbers dB_size(B.size()), dC_size(C.size());
+  Numbers& y = out["y"];
+  Numbers& last = out["final_state"];
+  Numbers& du = out["du"];
+  Numbers& ddelta = out["ddelta"];
+  Numbers& dz = out["dz"];
+  Numbers& dB = out["dB"];
+  Numbers& dC = out["dC"];
+  Numbers& dA = out["dA"];
+  Numbers& dD = out["dD"];
+  Numbers& dbias = out["ddelta_bias"];
+  Numbers dB_size(B.size());
+  Numbers dC_size(C.size());
   y.resize(u.size());
   last.resize(batch * channels * N);
   for (int64_t b = 0; b < batch; ++b)
     for (int64_t d = 0; d < channels; ++d) {
-      const int64_t group = d / (channels / groups), state = (b * channels + d) * N;
+      const int64_t group = d / (channels / groups);
+      const int64_t state = (b * channels + d) * N;
       auto row = [&](int64_t t) { return (b * time + t) * channels + d; };
       auto bc = [&](int64_t t, int64_t n) { return ((b * time + t) * groups + group) * N + n; };
       auto step = [&](int64_t t) { return raw[row(t)] + (has_bias ? bias[d] : 0); };
       auto soft = [&](double x) { return softplus && x <= 20 ? std::log1p(std::exp(x)) : x; };
-      std::vector<Numbers> S(time + 1, Numbers(N, 0.0)), decay(time, Numbers(N));
+      std::vector<Numbers> S(time + 1, Numbers(N, 0.0));
+      std::vector<Numbers> decay(time, Numbers(N));
       if (initial) S[0].assign(&S0[state], &S0[state] + N);
-      Numbers plain(time), delta(time);
+      Numbers plain(time);
+      Numbers delta(time);
       for (int64_t t = 0; t < time; ++t) {
         const int64_t i = row(t);
         delta[t] = soft(step(t));
@@ -94,13 +119,15 @@ Tensors naive(const Shape& s, Tensors& x, Tensors* sizes = nullptr) {
       if (!dS.empty()) H.assign(&dS[state], &dS[state] + N);
       for (int64_t t = time - 1; t >= 0; --t) {
         const int64_t i = row(t);
-        const double gate = has_z ? sigmoid(z[i]) : 1, g = has_z ? dy[i] * z[i] * gate : dy[i];
+        const double gate = has_z ? sigmoid(z[i]) : 1;
+        const double g = has_z ? dy[i] * z[i] * gate : dy[i];
         if (has_z) dz[i] = dy[i] * plain[t] * (gate + z[i] * gate * (1 - gate));
         if (has_D) dD[d] += g * u[i];
         du[i] = has_D ? g * D[d] : 0;
         double dstep = 0;
         for (int64_t n = 0; n < N; ++n) {
-          const int64_t k = bc(t, n), a = d * N + n;
+          const int64_t k = bc(t, n);
+          const int64_t a = d * N + n;
           H[n] += g * C[k];
           dC[k] += g * S[t + 1][n];
           dB[k] += H[n] * delta[t] * u[i];
@@ -127,8 +154,10 @@ View rows(Buffer& buffer, const Shape& s, int64_t width) {
 // The kernels; `threads` cut the work. Outputs are NaN before.
 Tensors kernel(const Shape& s, Tensors& x, DType dtype, int threads = 2) {
   const DType real = real_of(dtype);
-  const int64_t BC = s.groups * s.state_size, chunks = (s.time + cpu::kChunk - 1) / cpu::kChunk;
-  std::map<std::string, Buffer> in, out;
+  const int64_t BC = s.groups * s.state_size;
+  const int64_t chunks = (s.time + cpu::kChunk - 1) / cpu::kChunk;
+  std::map<std::string, Buffer> in;
+  std::map<std::string, Buffer> out;
   for (const auto& [name, numbers] : x) {
     const bool sequence =
         name == "u" || name == "delta" || name == "B" || name == "C" || name == "z" || name == "dy";
@@ -200,7 +229,8 @@ TEST_P(SelectiveScanKernel, EqualsThePlainLoops) {
   for (const auto& [dtype, tolerance] :
        {std::pair{DType::f64, 1e-12}, {DType::f32, 1e-5}, {DType::bf16, 1e-2}}) {
     Tensors x = random_inputs(GetParam(), seed, dtype);
-    const Tensors expected = naive(GetParam(), x), actual = kernel(GetParam(), x, dtype);
+    const Tensors expected = naive(GetParam(), x);
+    const Tensors actual = kernel(GetParam(), x, dtype);
     for (const auto& [name, numbers] : expected)
       EXPECT_LE(worst_row_error(actual.at(name), numbers, row_length(GetParam(), name)), tolerance)
           << name << " " << name_of(dtype) << " seed " << seed << " " << GetParam();
@@ -231,8 +261,10 @@ TEST_P(SelectiveScanKernel, GradientsAreTheSlopes) {
   for (const std::string name :
        {"u", "delta", "z", "B", "C", "A", "D", "delta_bias", "initial_state"}) {
     const Numbers v = normal(4, name, x[name].size(), DType::f64);
-    Tensors above = x, below = x;
-    double slope = 0, size = 1;
+    Tensors above = x;
+    Tensors below = x;
+    double slope = 0;
+    double size = 1;
     for (size_t i = 0; i < v.size(); ++i) {
       above[name][i] += h * v[i];
       below[name][i] -= h * v[i];
@@ -252,7 +284,8 @@ TEST(SelectiveScanKernelTargets, AllEqualThePlainLoops) {
     for (const auto& [dtype, tolerance] :
          {std::pair{DType::f64, 1e-12}, {DType::f32, 1e-5}, {DType::bf16, 1e-2}}) {
       Tensors x = random_inputs(s, 8, dtype);
-      const Tensors expected = naive(s, x), actual = kernel(s, x, dtype);
+      const Tensors expected = naive(s, x);
+      const Tensors actual = kernel(s, x, dtype);
       for (const auto& [name, numbers] : expected)
         EXPECT_LE(worst_row_error(actual.at(name), numbers, row_length(s, name)), tolerance)
             << name << " " << name_of(dtype) << " " << cpu_target();
@@ -282,7 +315,8 @@ TEST(SelectiveScanKernelRange, StrongDecayStaysExact) {
     Tensors x = random_inputs(s, 5, dtype);
     for (size_t i = 0; i < x["delta"].size(); i += 3) x["delta"][i] = 15 + double(i % 40);
     for (double& a : x["A"]) a *= 64;
-    const Tensors expected = naive(s, x, &sizes), actual = kernel(s, x, dtype);
+    const Tensors expected = naive(s, x, &sizes);
+    const Tensors actual = kernel(s, x, dtype);
     for (const auto& [name, numbers] : expected) {
       // These are sums of terms around 1e-30
       if (name == "dA" || name == "dinitial_state") continue;

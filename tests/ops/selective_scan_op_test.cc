@@ -3,10 +3,10 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "ops/golden.h"
 #include "ops/core/paths.h"
-#include "ops/recurrence/selective_scan/selective_scan.h"
+#include "ops/golden.h"
 #include "ops/recurrence/channel_scan/channel_scan.h"
+#include "ops/recurrence/selective_scan/selective_scan.h"
 
 namespace assay::ops {
 namespace {
@@ -14,8 +14,14 @@ namespace {
 using Optional = std::optional<at::Tensor>;
 
 struct Arguments {
-  at::Tensor u, delta, A, B, C;
-  Optional D, z, delta_bias;
+  at::Tensor u;
+  at::Tensor delta;
+  at::Tensor A;
+  at::Tensor B;
+  at::Tensor C;
+  Optional D;
+  Optional z;
+  Optional delta_bias;
   bool delta_softplus = true;
   Optional initial_state;
 
@@ -93,7 +99,8 @@ void expect_equal_to_reference(const Arguments& a, double tolerance, const at::T
     *t = t->detach().to(at::kDouble).requires_grad_();
   for (Optional* t : {&exact.D, &exact.z, &exact.delta_bias, &exact.initial_state})
     if (*t) *t = (*t)->detach().to(at::kDouble).requires_grad_();
-  const auto out = run(a), expected = run_reference(exact);
+  const auto out = run(a);
+  const auto expected = run_reference(exact);
   EXPECT_LE(worst_row_error(std::get<0>(out), std::get<0>(expected)), tolerance);
   EXPECT_LE(worst_row_error(std::get<1>(out), std::get<1>(expected)), tolerance);
   const auto actual = gradients(a, out, weights, state_weights);
@@ -107,8 +114,8 @@ TEST(SelectiveScanOp, EqualsItsReference) {
     SCOPED_TRACE(testing::Message() << "T " << time << " Dm " << channels << " G " << groups
                                     << " N " << N << " seed 7");
     const Arguments a = random_arguments(2, time, channels, groups, N);
-    const at::Tensor weights = at::randn_like(a.u),
-                     state_weights = at::randn_like(*a.initial_state);
+    const at::Tensor weights = at::randn_like(a.u);
+    const at::Tensor state_weights = at::randn_like(*a.initial_state);
     expect_equal_to_reference(a, 1e-12, weights, state_weights);
     expect_equal_to_reference(a, 1e-12, weights, {});
     expect_equal_to_reference(a, 1e-12, {}, state_weights);
@@ -121,8 +128,8 @@ TEST(SelectiveScanOp, WithTheTokensDecayEqualsItsReference) {
     SCOPED_TRACE(testing::Message()
                  << "T " << time << " Dm " << channels << " N " << N << " seed 7");
     const Arguments a = with_token_decay(random_arguments(2, time, channels, 1, N));
-    const at::Tensor weights = at::randn_like(a.u),
-                     state_weights = at::randn_like(*a.initial_state);
+    const at::Tensor weights = at::randn_like(a.u);
+    const at::Tensor state_weights = at::randn_like(*a.initial_state);
     expect_equal_to_reference(a, 1e-12, weights, state_weights);
     expect_equal_to_reference(a, 1e-12, {}, state_weights);
   }
@@ -205,9 +212,11 @@ TEST(SelectiveScanOp, OnCudaEqualsItsReference) {
 TEST(SelectiveScanOp, OnCudaLongSequencesMayBeCut) {
   if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
   const at::NoGradGuard no_grad;
-  const int64_t time = 102437, cut = 51237;
+  const int64_t time = 102437;
+  const int64_t cut = 51237;
   const Arguments a = random_arguments(1, time, 64, 1, 16, at::kBFloat16, at::kFloat, at::kCUDA);
-  Arguments first = a, second = a;
+  Arguments first = a;
+  Arguments second = a;
   for (const auto part : {&Arguments::u, &Arguments::delta, &Arguments::B, &Arguments::C}) {
     first.*part = (a.*part).narrow(1, 0, cut);
     second.*part = (a.*part).narrow(1, cut, time - cut);
@@ -222,7 +231,10 @@ TEST(SelectiveScanOp, OnCudaLongSequencesMayBeCut) {
 }
 
 TEST(SelectiveScanOp, ReadsSlices) {
-  const int64_t batch = 2, time = 67, channels = 24, N = 16;
+  const int64_t batch = 2;
+  const int64_t time = 67;
+  const int64_t channels = 24;
+  const int64_t N = 16;
   Arguments a = random_arguments(batch, time, channels, 1, N);
   const at::Tensor wide = at::randn({batch, time, 5 + 2 * N}, at::kDouble);
   const at::Tensor halves = at::randn({batch, time, 2 * channels}, at::kDouble);
@@ -238,10 +250,12 @@ TEST(SelectiveScanOp, ReadsSlices) {
 
 void expect_cut_anywhere(const Arguments& a) {
   const auto whole = run(a);
-  const at::Tensor weights = at::randn_like(a.u), state_weights = at::randn_like(*a.initial_state);
+  const at::Tensor weights = at::randn_like(a.u);
+  const at::Tensor state_weights = at::randn_like(*a.initial_state);
   const auto expected = gradients(a, whole, weights, state_weights);
   for (const int64_t cut : {1, 64, 65, 129}) {
-    Arguments first = a, second = a;
+    Arguments first = a;
+    Arguments second = a;
     for (auto member : {&Arguments::u, &Arguments::delta, &Arguments::B, &Arguments::C}) {
       first.*member = (a.*member).narrow(1, 0, cut);
       second.*member = (a.*member).narrow(1, cut, 130 - cut);
@@ -340,18 +354,12 @@ TEST(SelectiveScanOp, NamesTheWrongArgument) {
   EXPECT_THAT(with([](A a) { a.u = a.u.narrow(1, 0, 0); }), testing::HasSubstr("u has shape"));
   EXPECT_THAT(with([](A a) { a.A = a.A.narrow(0, 0, 11); }), testing::HasSubstr("A has shape"));
   EXPECT_THAT(with([](A a) { a.A = at::ones({12, 300}); }), testing::HasSubstr("at most 256"));
-  EXPECT_THAT(with([](A a) {
-                a.A = at::ones({2, 6, 4}, at::kDouble);
-              }),
+  EXPECT_THAT(with([](A a) { a.A = at::ones({2, 6, 4}, at::kDouble); }),
               testing::HasSubstr("[B, T, N] = [2, 5, 4]"));
-  EXPECT_THAT(with([](A a) {
-                a.A = at::ones({2, 5, 4}, at::kDouble);
-              }),
+  EXPECT_THAT(with([](A a) { a.A = at::ones({2, 5, 4}, at::kDouble); }),
               testing::HasSubstr("B has 2 groups"));
   EXPECT_THAT(with([](A a) { a.B = a.B.narrow(3, 0, 3); }), testing::HasSubstr("B has shape"));
-  EXPECT_THAT(with([](A a) {
-                a.B = a.C = at::ones({2, 5, 5, 4}, at::kDouble);
-              }),
+  EXPECT_THAT(with([](A a) { a.B = a.C = at::ones({2, 5, 5, 4}, at::kDouble); }),
               testing::HasSubstr("B has 5 groups"));
   EXPECT_THAT(with([](A a) { a.C = a.C.narrow(2, 0, 1); }), testing::HasSubstr("C has shape"));
   EXPECT_THAT(with([](A a) { a.D = a.A; }), testing::HasSubstr("D has shape"));

@@ -7,12 +7,12 @@
 
 #include <functional>
 
-#include "ops/recurrence/causal_conv1d/causal_conv1d.h"
-#include "ops/rowwise/gated_norm/gated_norm.h"
 #include "ops/attention/top1_chunk/top1_chunk.h"
 #include "ops/attention/top1_element/top1_element.h"
-#include "ops/rowwise/unit_length/unit_length.h"
 #include "ops/attention/window_attention/window_attention.h"
+#include "ops/recurrence/causal_conv1d/causal_conv1d.h"
+#include "ops/rowwise/gated_norm/gated_norm.h"
+#include "ops/rowwise/unit_length/unit_length.h"
 
 namespace assay::ops {
 namespace {
@@ -34,8 +34,10 @@ at::Tensor gradient(const at::Tensor& values, bool packed, const Use& use) {
 
 void expect_same(at::Device device) {
   torch::manual_seed(5);
-  const at::Tensor values = torch::randn({2, 7, 48}).to(device), z = torch::randn({2, 7, 16}),
-                   w = torch::randn({24, 3}).to(device), one = torch::ones({16}).to(device);
+  const at::Tensor values = torch::randn({2, 7, 48}).to(device);
+  const at::Tensor z = torch::randn({2, 7, 16});
+  const at::Tensor w = torch::randn({24, 3}).to(device);
+  const at::Tensor one = torch::ones({16}).to(device);
   const at::Tensor gate = z.to(device);
   const Use in_place = [&](const Parts& p) {
     const at::Tensor conv = std::get<0>(causal_conv1d(p[1], w, {}, "silu"));
@@ -73,10 +75,11 @@ TEST(Split, OnCudaGradientsEqualThoseOfViews) {
 // own.
 void expect_same_of_attention(at::Device device, at::ScalarType dtype) {
   torch::manual_seed(6);
-  const at::Tensor values = torch::randn({2, 70, 4 * 64}).to(device, dtype),
-                   dy = torch::randn({2, 70, 2, 64}).to(device, dtype);
+  const at::Tensor values = torch::randn({2, 70, 4 * 64}).to(device, dtype);
+  const at::Tensor dy = torch::randn({2, 70, 2, 64}).to(device, dtype);
   const auto gradient = [&](bool packed, const Use& attention) {
-    const at::Tensor x = values.detach().requires_grad_(), y = x * 1;
+    const at::Tensor x = values.detach().requires_grad_();
+    const at::Tensor y = x * 1;
     const std::vector<int64_t> sizes = {128, 64, 64};
     Parts parts = packed ? ops::split(y, sizes) : y.split_with_sizes(sizes, -1);
     for (at::Tensor& part : parts) part = part.unflatten(-1, {-1, 64});
@@ -110,9 +113,11 @@ TEST(Split, TensorAtAMisalignedAddressHasNoSharedGradient) {
 }
 
 TEST(Split, TheFirstOperatorWritesInPlace) {
-  const at::Tensor x = torch::randn({3, 10}).requires_grad_(), y = x * 2;
+  const at::Tensor x = torch::randn({3, 10}).requires_grad_();
+  const at::Tensor y = x * 2;
   const Parts parts = ops::split(y, {4, 6});
-  const at::Tensor first = gradient_memory(parts[1]), second = gradient_memory(parts[1]);
+  const at::Tensor first = gradient_memory(parts[1]);
+  const at::Tensor second = gradient_memory(parts[1]);
   EXPECT_EQ(first.strides(), at::IntArrayRef({10, 1}));
   EXPECT_EQ(first.storage_offset(), 4);
   EXPECT_EQ(second.strides(), at::IntArrayRef({6, 1}));

@@ -2,8 +2,8 @@
 #include <gmock/gmock.h>
 
 #include "ops/recurrence/linear_attention/linear_attention.h"
-#include "ops/recurrences.h"
 #include "ops/recurrence/ssd/ssd.h"
+#include "ops/recurrences.h"
 
 namespace assay::ops {
 namespace {
@@ -20,7 +20,12 @@ Outputs twin(Named a) {
 }
 
 struct Shape {
-  int64_t batch, time, heads, groups, head_dim, state_size;
+  int64_t batch;
+  int64_t time;
+  int64_t heads;
+  int64_t groups;
+  int64_t head_dim;
+  int64_t state_size;
 };
 std::ostream& operator<<(std::ostream& out, const Shape& s) {
   return out << "B " << s.batch << " T " << s.time << " H " << s.heads << " G " << s.groups << " P "
@@ -141,10 +146,7 @@ TEST(SsdOp, NamesTheWrongArgument) {
   }
   EXPECT_THAT(changed("x", [](auto t) { return t.narrow(1, 0, 0); }),
               testing::HasSubstr("x has shape"));
-  EXPECT_THAT(changed("B",
-                      [](auto t) {
-                        return t.repeat({1, 1, 2, 1}).narrow(2, 0, 3);
-                      }),
+  EXPECT_THAT(changed("B", [](auto t) { return t.repeat({1, 1, 2, 1}).narrow(2, 0, 3); }),
               testing::HasSubstr("B has 3 groups"));
   EXPECT_THAT(message_of(with(true, 0), good), testing::HasSubstr("chunk_size is 0"));
 }

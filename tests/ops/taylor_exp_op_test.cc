@@ -3,8 +3,8 @@
 
 #include <cmath>
 
-#include "ops/recurrences.h"
 #include "ops/recurrence/taylor_exp/taylor_exp.h"
+#include "ops/recurrences.h"
 
 namespace assay::ops {
 namespace {
@@ -98,7 +98,8 @@ TEST(TaylorExpOp, EqualsTheGoldenFiles) {
 // The file has all K² products, each over √2 √K, and x over K^¼: ours has each pair once.
 TEST(TaylorExpOp, FeaturesEqualTheGoldenFile) {
   const Named golden = read_golden(golden_file("taylor_exp_d16"));
-  const at::Tensor features = taylor_exp_features(golden.at("in.x")), phi = golden.at("out.phi");
+  const at::Tensor features = taylor_exp_features(golden.at("in.x"));
+  const at::Tensor phi = golden.at("out.phi");
   EXPECT_LE(
       worst_row_error(features.narrow(-1, 0, 17) *
                           at::cat({at::ones({1}, at::kDouble), at::full({16}, 0.5, at::kDouble)}),

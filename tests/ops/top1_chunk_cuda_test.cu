@@ -13,13 +13,23 @@ namespace assay::ops {
 namespace {
 
 struct Case {
-  int64_t batch, time, heads, kv_heads, head_dim, chunk_size;
+  int64_t batch;
+  int64_t time;
+  int64_t heads;
+  int64_t kv_heads;
+  int64_t head_dim;
+  int64_t chunk_size;
   Selection selection = Selection::approx;
   double scale = 10;
   bool unit = true;  // q and k of length 1; else about √D, with scale / D
-  int64_t top_k = 1, margin = 0;
-  bool forced = false, popular = false;  // popular: most queries choose the first chunk
-  int64_t shortlist = 0, rank = 0;       // of all chunks: the choice is Exact's, but for rounding
+  int64_t top_k = 1;
+  int64_t margin = 0;
+  // popular: most queries choose the first chunk
+  bool forced = false;
+  bool popular = false;
+  // of all chunks: the choice is Exact's, but for rounding
+  int64_t shortlist = 0;
+  int64_t rank = 0;
 };
 
 std::ostream& operator<<(std::ostream& out, const Case& c) {
@@ -36,12 +46,21 @@ std::ostream& operator<<(std::ostream& out, const Case& c) {
 // Everything in float64; sequences [B, T, heads, D], logsumexp [B, H, T].
 struct Model {
   Case c;
-  Numbers q, k, v, dout;
-  Numbers out, logsumexp, dq, dk, dv;
+  Numbers q;
+  Numbers k;
+  Numbers v;
+  Numbers dout;
+  Numbers out;
+  Numbers logsumexp;
+  Numbers dq;
+  Numbers dk;
+  Numbers dv;
   // The backward reads `out` in bfloat16. Two roundings of it, 2^−9 of a number each, move delta by
   // e ≤ 2^−8 ‖dout‖ ‖out‖, hence dq by s e ‖Σ P k‖ and dk by s Σ P e ‖q‖: more than dq itself where
   // a query reads few keys.
-  Numbers dq_slack, dk_slack;  // [B, T, H], [B, T, Hk]
+  // [B, T, H], [B, T, Hk]
+  Numbers dq_slack;
+  Numbers dk_slack;
 
   int64_t query(int64_t b, int64_t t, int64_t h) const {
     return ((b * c.time + t) * c.heads + h) * c.head_dim;
@@ -58,7 +77,9 @@ struct Model {
   // The score of a chunk, and how far rounding may move it.
   std::pair<double, double> score(int64_t b, int64_t h, int64_t t, int64_t chunk) const {
     Numbers x(c.chunk_size);
-    double mean = 0, sum = 0, longest = 0;
+    double mean = 0;
+    double sum = 0;
+    double longest = 0;
     const double length = std::sqrt(dot(q, query(b, t, h), q, query(b, t, h)));
     for (int64_t j = 0; j < c.chunk_size; ++j) {
       const int64_t at = key(b, chunk * c.chunk_size + j, h);
@@ -96,9 +117,12 @@ struct Model {
         for (int64_t t = 0; t < c.time; ++t) run_query(b, h, t, keys(b, h, t, selected));
   }
   void run_query(int64_t b, int64_t h, int64_t t, const std::vector<int64_t>& read) {
-    const int64_t i = query(b, t, h), D = c.head_dim;
+    const int64_t i = query(b, t, h);
+    const int64_t D = c.head_dim;
     Numbers p;
-    double top = -INFINITY, sum = 0, delta = 0;
+    double top = -INFINITY;
+    double sum = 0;
+    double delta = 0;
     for (int64_t j : read)
       p.push_back(scale() * dot(q, i, k, key(b, j, h))), top = std::max(top, p.back());
     for (double& x : p) x = std::exp(x - top), sum += x;
@@ -124,7 +148,8 @@ struct Model {
 
   // Each choice must be a candidate, no chunk twice, and the best of those left but for rounding.
   void check_choice(const std::vector<int64_t>& selected) const {
-    int64_t other = 0, all = 0;
+    int64_t other = 0;
+    int64_t all = 0;
     for (int64_t b = 0; b < c.batch; ++b)
       for (int64_t h = 0; h < c.heads; ++h)
         for (int64_t t = 0; t < c.time; ++t, ++all) {
@@ -152,7 +177,14 @@ struct Model {
 };
 
 struct Device {
-  Sequence q, k, v, out, dout, dq, dk, dv;
+  Sequence q;
+  Sequence k;
+  Sequence v;
+  Sequence out;
+  Sequence dout;
+  Sequence dq;
+  Sequence dk;
+  Sequence dv;
   Array logsumexp;
   Memory selected;
   static Sequence sequence(const Case& c, int64_t heads) {
@@ -206,7 +238,8 @@ Numbers directions(Random& random, const Case& c, int64_t heads) {
 std::vector<int64_t> forced_choices(const Case& c) {
   std::mt19937_64 engine(3);
   std::vector<int64_t> out(c.batch * c.heads * c.time * c.top_k);
-  std::uniform_int_distribution<int64_t> draw(-2, 2 + c.time / c.chunk_size), tenth(0, 9);
+  std::uniform_int_distribution<int64_t> draw(-2, 2 + c.time / c.chunk_size);
+  std::uniform_int_distribution<int64_t> tenth(0, 9);
   for (int64_t& x : out) x = c.popular && tenth(engine) ? 0 : draw(engine);
   return out;
 }
@@ -231,7 +264,8 @@ TEST_P(Top1ChunkCuda, EqualsFloat64AndItself) {
   const Top1ChunkForward p = device.forward(c, model.scale());
   const Top1ChunkBackward g{p, device.dout.view(), device.dq.view(), device.dk.view(),
                             device.dv.view()};
-  const Memory forward_scratch(cuda::workspace_bytes(p)), scratch(cuda::workspace_bytes(g));
+  const Memory forward_scratch(cuda::workspace_bytes(p));
+  const Memory scratch(cuda::workspace_bytes(g));
   std::vector<std::vector<unsigned char>> first;
   for (int run = 0; run < 2; ++run) {
     cuda::top1_chunk(p, forward_scratch.data, nullptr);
@@ -319,7 +353,8 @@ void settle_near_ties(int64_t head_dim, int64_t chunk_size,
                       const std::function<double(int64_t)>& key_of_chunk, bool some_are_zero) {
   const Case c{1, chunk_size * 263, 1, 1, head_dim, chunk_size, Selection::exact, 2};
   Device device(c);
-  Numbers q(size_t(c.time * head_dim)), k = q;
+  Numbers q(size_t(c.time * head_dim));
+  Numbers k = q;
   for (int64_t t = 0; t < c.time; ++t) {
     q[t * head_dim] = some_are_zero && t % 500 == 0 ? 0 : 0.5 + 2 * double(t) / double(c.time);
     k[t * head_dim] = key_of_chunk(t / chunk_size);
@@ -356,10 +391,8 @@ TEST(Top1ChunkCudaNearTies, ExactFindsTheBestOfChunksCloserThanTheErrorOfCheapSc
 }
 TEST(Top1ChunkCudaNearTies, ExactTakesTheFirstOfManyEqualChunks) {
   if (!gpu_is_seen()) GTEST_SKIP() << "no CUDA device found";
-  settle_near_ties(
-      64, 64, [](int64_t chunk) { return 0.5 + double(chunk % 2) / 256; }, false);
-  settle_near_ties(
-      128, 128, [](int64_t) { return 0.5; }, true);
+  settle_near_ties(64, 64, [](int64_t chunk) { return 0.5 + double(chunk % 2) / 256; }, false);
+  settle_near_ties(128, 128, [](int64_t) { return 0.5; }, true);
 }
 
 TEST(Top1ChunkCudaShapes, SaysWhatItDoesNotTake) {

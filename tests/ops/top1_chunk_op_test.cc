@@ -5,8 +5,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "ops/attention_arguments.h"
 #include "ops/attention/top1_chunk/top1_chunk.h"
+#include "ops/attention_arguments.h"
 
 namespace assay::ops {
 namespace {
@@ -16,7 +16,9 @@ struct Options {
   double scale = 8;
   std::string selection = "exact";
   int64_t top_k = 1;
-  int64_t shortlist = 4, rank = 3;  // so short that some choices are not Exact's
+  // so short that some choices are not Exact's
+  int64_t shortlist = 4;
+  int64_t rank = 3;
 };
 const std::vector<std::string> kSelections = {"exact", "approx", "shortlist"};
 using Result = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
@@ -36,9 +38,12 @@ Result run_reference(const Qkv& a, const Options& o,
 // T, chunks], float64.
 at::Tensor chunk_scores(const Qkv& exact, const Options& o) {
   const at::NoGradGuard no_grad;
-  const int64_t size = exact.k.size(1), time = exact.q.size(1), C = o.chunk_size, chunks = size / C;
-  const at::Tensor q = exact.q.transpose(1, 2),
-                   k = exact.k.transpose(1, 2)
+  const int64_t size = exact.k.size(1);
+  const int64_t time = exact.q.size(1);
+  const int64_t C = o.chunk_size;
+  const int64_t chunks = size / C;
+  const at::Tensor q = exact.q.transpose(1, 2);
+  const at::Tensor k = exact.k.transpose(1, 2)
                            .repeat_interleave(exact.q.size(2) / exact.k.size(2), 1)
                            .slice(2, 0, chunks * C);
   const at::Tensor score =
@@ -52,15 +57,16 @@ at::Tensor chunk_scores(const Qkv& exact, const Options& o) {
 // A score of unit vectors in `dtype` is off by at most this: D products and sums, C terms
 // of a logarithm.
 double rounding_bound(at::ScalarType dtype, const Options& o, int64_t head_dim) {
-  const double step = dtype == at::kDouble ? 1.1e-16 : 6e-8,
-               terms = double(head_dim + o.chunk_size);
+  const double step = dtype == at::kDouble ? 1.1e-16 : 6e-8;
+  const double terms = double(head_dim + o.chunk_size);
   return 4 * step * terms * (o.selection == "approx" ? 1 : std::abs(o.scale) + 1);
 }
 
 // The i-th choice scores as the i-th best candidate does, no chunk is chosen twice, and −1 stands
 // where none is left.
 void expect_best(const at::Tensor& selected, const at::Tensor& scores, double bound) {
-  const int64_t candidates = scores.size(-1), top_k = selected.size(-1);
+  const int64_t candidates = scores.size(-1);
+  const int64_t top_k = selected.size(-1);
   // Index −1 reads one of these
   const at::Tensor padded = at::constant_pad_nd(scores, {0, top_k}, -INFINITY);
   const at::Tensor best = std::get<0>(padded.sort(-1, /*descending=*/true)).slice(-1, 0, top_k);
@@ -84,8 +90,9 @@ void expect_equal_to_reference(const Shape& shape, const Options& o, at::ScalarT
                                double tolerance, at::Device device = at::kCPU) {
   SCOPED_TRACE(testing::Message() << shape << " C " << o.chunk_size << " top_k " << o.top_k << " "
                                   << o.selection << " " << dtype);
-  const Qkv arguments = random_qkv(shape), a = arguments.as(dtype, device),
-            exact = arguments.as(at::kDouble);
+  const Qkv arguments = random_qkv(shape);
+  const Qkv a = arguments.as(dtype, device);
+  const Qkv exact = arguments.as(at::kDouble);
   const auto [out, logsumexp, selected] = run(a, o);
   if (o.selection == "shortlist") expect_listed(selected.cpu(), exact, o, dtype);
   else
@@ -184,11 +191,13 @@ TEST(Top1ChunkOp, OnCudaRowsDoNotDependOnLargeScoresOfTheirNeighbours) {
 // A gradient that begins three numbers into its memory, as a part of a larger one does.
 void expect_misaligned_gradient(at::Device device) {
   const Qkv a = random_qkv({.time = 130, .head_dim = 64}).as(at::kBFloat16, device);
-  const at::Tensor out = std::get<0>(run(a, {64, 8, "approx"})), dout = at::randn_like(out);
+  const at::Tensor out = std::get<0>(run(a, {64, 8, "approx"}));
+  const at::Tensor dout = at::randn_like(out);
   const auto gradients = [&](const at::Tensor& of_out) {
     return torch::autograd::grad({out}, {a.q, a.k, a.v}, {of_out}, /*retain_graph=*/true);
   };
-  const auto found = gradients(misaligned(dout)), expected = gradients(dout);
+  const auto found = gradients(misaligned(dout));
+  const auto expected = gradients(dout);
   for (size_t i = 0; i < 3; ++i)
     EXPECT_TRUE(at::equal(found[i], expected[i])) << "gradient of "
                                                   << "qkv"[i];
@@ -230,7 +239,8 @@ TEST(Top1ChunkOp, EqualsTheGoldenFiles) {
 // back to back.
 TEST(Top1ChunkOp, EqualsTheGoldenFilesOfMoba) {
   struct Moba {
-    int chunk_size, top_k;
+    int chunk_size;
+    int top_k;
   };
   for (const auto& [name, moba] : golden_cases<Moba>({{"moba_T128_C32_k2", {32, 2}},
                                                       {"moba_T65x2_C16_k3", {16, 3}},
@@ -240,7 +250,8 @@ TEST(Top1ChunkOp, EqualsTheGoldenFilesOfMoba) {
     const at::Tensor ends = golden["in.cu_seqlens"].to(at::kLong);
     for (const auto& [dtype, tolerance] : {std::pair{at::kDouble, 1e-12}, {at::kFloat, 1e-5}})
       for (int64_t i = 0; i + 1 < ends.size(0); ++i) {
-        const int64_t begin = ends[i].item<int64_t>(), end = ends[i + 1].item<int64_t>();
+        const int64_t begin = ends[i].item<int64_t>();
+        const int64_t end = ends[i + 1].item<int64_t>();
         auto part = [&](const char* of) { return golden[of].slice(0, begin, end).unsqueeze(0); };
         const Qkv a = Qkv{part("in.q"), part("in.k"), part("in.v")}.as(dtype);
         const auto [out, logsumexp, selected] =
@@ -260,8 +271,8 @@ TEST(Top1ChunkOp, MayBeCutAnywhere) {
     const Options o{16, 8, selection, 2};
     const auto [whole, logsumexp, selected] = run(a, o);
     for (const int64_t cut : {1, 16, 33, 66}) {
-      const Qkv piece{a.q.slice(1, cut), a.k, a.v},
-          first{a.q.slice(1, 0, cut), a.k.slice(1, 0, cut), a.v.slice(1, 0, cut)};
+      const Qkv piece{a.q.slice(1, cut), a.k, a.v};
+      const Qkv first{a.q.slice(1, 0, cut), a.k.slice(1, 0, cut), a.v.slice(1, 0, cut)};
       EXPECT_LE(worst_row_error(
                     at::cat({std::get<0>(run(first, o)), std::get<0>(run(piece, o))}, 1), whole),
                 1e-12);
@@ -346,8 +357,8 @@ void expect_best_of_many_listed(at::ScalarType dtype, at::Device device) {
   const Qkv a = random_qkv({.batch = 1, .time = 1600, .heads = 2, .head_dim = 64});
   for (const int64_t size : {9, 16, 32}) {
     const Options o{16, 8, "shortlist", size, size, 7};
-    const at::Tensor expected = std::get<2>(run_reference(a, o)),
-                     found = std::get<2>(run(a.as(dtype, device), o)).cpu();
+    const at::Tensor expected = std::get<2>(run_reference(a, o));
+    const at::Tensor found = std::get<2>(run(a.as(dtype, device), o)).cpu();
     const at::Tensor both = (expected.unsqueeze(-1) == found.unsqueeze(-2)).any(-1);
     const at::Tensor missing = ((expected >= 0) & ~both).sum(-1).to(at::kDouble);
     EXPECT_LE(missing.mean().item<double>(), device.is_cuda() ? 0.5 : 0) << "shortlist " << size;
@@ -380,7 +391,11 @@ TEST(Top1ChunkOp, OnCudaTakesAnyNumberOfHeads) {
 // Each row has caches of its own, in which NaN stands where it has read nothing. A length counts
 // the new token; the row with 0 is not used.
 void expect_rows_decode_alone(at::ScalarType dtype, const std::string& selection) {
-  constexpr int64_t kChunk = 16, kCapacity = 256, kHeads = 4, kKvHeads = 2, kWidth = 64;
+  constexpr int64_t kChunk = 16;
+  constexpr int64_t kCapacity = 256;
+  constexpr int64_t kHeads = 4;
+  constexpr int64_t kKvHeads = 2;
+  constexpr int64_t kWidth = 64;
   const std::vector<int64_t> lengths = {1, 16, 17, 64, 0, 200, 256};
   const auto rows = int64_t(lengths.size());
   const bool approx = selection == "approx";
@@ -391,11 +406,14 @@ void expect_rows_decode_alone(at::ScalarType dtype, const std::string& selection
   };
   const at::NoGradGuard no_grad;
   at::manual_seed(1);
-  const at::Tensor q = random({rows, kHeads, kWidth}),
-                   all_k = random({rows, kCapacity, kKvHeads, kWidth}),
-                   all_v = random({rows, kCapacity, kKvHeads, kWidth});
-  std::vector<at::Tensor> caches, new_k, new_v;
-  std::vector<int64_t> positions, addresses;
+  const at::Tensor q = random({rows, kHeads, kWidth});
+  const at::Tensor all_k = random({rows, kCapacity, kKvHeads, kWidth});
+  const at::Tensor all_v = random({rows, kCapacity, kKvHeads, kWidth});
+  std::vector<at::Tensor> caches;
+  std::vector<at::Tensor> new_k;
+  std::vector<at::Tensor> new_v;
+  std::vector<int64_t> positions;
+  std::vector<int64_t> addresses;
   for (int64_t b = 0; b < rows; ++b) {
     const int64_t past = std::max<int64_t>(lengths[size_t(b)] - 1, 0);
     positions.push_back(lengths[size_t(b)] - 1);
@@ -450,12 +468,13 @@ TEST(Top1ChunkDecode, OnCudaRowsHaveTheBitsOfSequencesAlone) {
 
 TEST(Top1ChunkDecode, NamesTheWrongArgument) {
   using testing::HasSubstr;
-  const at::Tensor q = at::zeros({2, 4, 64}), k = at::zeros({2, 2, 64}),
-                   positions = at::zeros({2}, at::kLong), caches = at::zeros({2, 2}, at::kLong);
+  const at::Tensor q = at::zeros({2, 4, 64});
+  const at::Tensor k = at::zeros({2, 2, 64});
+  const at::Tensor positions = at::zeros({2}, at::kLong);
+  const at::Tensor caches = at::zeros({2, 2}, at::kLong);
   const auto decode = [&](const at::Tensor& keys, const at::Tensor& values) {
-    return error_of([&] {
-      top1_chunk_decode(q, keys, values, positions, caches, 16, 1, "exact", 1, 64);
-    });
+    return error_of(
+        [&] { top1_chunk_decode(q, keys, values, positions, caches, 16, 1, "exact", 1, 64); });
   };
   EXPECT_THAT(decode(k.slice(0, 0, 1), k), HasSubstr("k has shape [1, 2, 64]"));
   EXPECT_THAT(decode(k, k.slice(2, 0, 8)), HasSubstr("v has shape [2, 2, 8]"));
@@ -467,7 +486,8 @@ TEST(Top1ChunkDecode, NamesTheWrongArgument) {
 TEST(Top1ChunkOp, AShortlistOfAllChunksIsExact) {
   const Qkv a = random_qkv({.time = 150});
   for (const int64_t rank : {0, 3}) {
-    const Options all{16, 8, "shortlist", 2, 9, rank}, exact{16, 8, "exact", 2};
+    const Options all{16, 8, "shortlist", 2, 9, rank};
+    const Options exact{16, 8, "exact", 2};
     EXPECT_TRUE(at::equal(std::get<2>(run(a, all)), std::get<2>(run(a, exact))));
   }
   EXPECT_FALSE(
@@ -479,25 +499,28 @@ TEST(Top1ChunkOp, AShortlistOfAllChunksIsExact) {
 // The covariance A from below: A − Σ u uᵀ has no negative eigenvalue, and falls with the rank.
 TEST(ChunkSummaries, AreMeanAndAxes) {
   const at::Tensor k = random_qkv({.time = 105, .head_dim = 8}).k;
-  const at::Tensor keys = k.slice(1, 0, 96).unflatten(1, {6, 16}).transpose(2, 3),
-                   mean = keys.mean(3, true);
-  const at::Tensor x = keys - mean, covariance = x.mT().matmul(x) / 16;
+  const at::Tensor keys = k.slice(1, 0, 96).unflatten(1, {6, 16}).transpose(2, 3);
+  const at::Tensor mean = keys.mean(3, true);
+  const at::Tensor x = keys - mean;
+  const at::Tensor covariance = x.mT().matmul(x) / 16;
   double before = INFINITY;
   for (const int64_t rank : {0, 1, 3, 5}) {
     const at::Tensor s = chunk_summaries(k, 16, rank);
     ASSERT_EQ(s.sizes(), (at::IntArrayRef{2, 6, 2, 1 + rank, 8}));
     EXPECT_LE((s.slice(3, 0, 1) - mean).abs().max().item<double>(), 1e-15);
-    const at::Tensor u = s.slice(3, 1), left = covariance - u.mT().matmul(u);
+    const at::Tensor u = s.slice(3, 1);
+    const at::Tensor left = covariance - u.mT().matmul(u);
     EXPECT_GE(at::linalg_eigvalsh(left).min().item<double>(), -1e-11) << "rank " << rank;
     EXPECT_LT(left.norm().item<double>(), 0.9 * before) << "rank " << rank;
     before = left.norm().item<double>();
     EXPECT_LE((chunk_summaries(k.to(at::kFloat), 16, rank) - s).abs().max().item<double>(), 2e-4)
         << "rank " << rank;
   }
-  const at::Tensor rounded = k.to(at::kBFloat16), parts = chunk_summaries(rounded, 16, 3);
+  const at::Tensor rounded = k.to(at::kBFloat16);
+  const at::Tensor parts = chunk_summaries(rounded, 16, 3);
   ASSERT_EQ(parts.sizes(), (at::IntArrayRef{2, 6, 2, 5, 8}));
-  const at::Tensor whole = chunk_summaries(rounded.to(at::kFloat), 16, 3),
-                   joined = joined_summaries(parts);
+  const at::Tensor whole = chunk_summaries(rounded.to(at::kFloat), 16, 3);
+  const at::Tensor joined = joined_summaries(parts);
   EXPECT_TRUE(at::equal(parts.slice(3, 1), whole.to(at::kBFloat16)));
   EXPECT_TRUE(((joined - whole).slice(3, 0, 1).abs() <= 0x1p-16 * whole.slice(3, 0, 1).abs())
                   .all()
@@ -527,15 +550,17 @@ TEST(Top1ChunkOp, TiesGoToTheLowerChunk) {
     for (const at::ScalarType dtype : {at::kDouble, at::kFloat}) {
       const Qkv same = Qkv{a.q, at::ones_like(a.k), a.v}.as(dtype);
       const at::Tensor selected = std::get<2>(run(same, {16, 1, selection, 3}));
-      const at::Tensor own = at::arange(100).floor_divide(16).unsqueeze(1), slots = at::arange(3);
+      const at::Tensor own = at::arange(100).floor_divide(16).unsqueeze(1);
+      const at::Tensor slots = at::arange(3);
       EXPECT_TRUE(at::equal(selected, at::where(slots < own, slots, -1).expand_as(selected)))
           << selection << dtype;
     }
 }
 
 TEST(Top1ChunkOp, ForcedChoices) {
-  const Qkv arguments = random_qkv({.time = 101}), exact = arguments.as(at::kDouble),
-            single = arguments.as(at::kFloat);
+  const Qkv arguments = random_qkv({.time = 101});
+  const Qkv exact = arguments.as(at::kDouble);
+  const Qkv single = arguments.as(at::kFloat);
   const Options o{16, 8, "exact", 3};
   // Some are no candidates, some stand twice
   const at::Tensor any = at::randint(-3, 12, {2, 4, 101, 3}, at::kLong);
@@ -616,9 +641,7 @@ TEST(Top1ChunkOp, NamesTheWrongArgument) {
   EXPECT_THAT(message([](A a, O, S) { a.q = a.q[0]; }), HasSubstr("q has shape"));
   EXPECT_THAT(message([](A a, O, S) { a.k = a.k.narrow(3, 0, 4); }), HasSubstr("k has shape"));
   EXPECT_THAT(message([](A a, O, S) { a.k = a.k.narrow(1, 0, 0); }), HasSubstr("k has shape"));
-  EXPECT_THAT(message([](A a, O, S) {
-                a.q = at::cat({a.q, a.q}, 1);
-              }),
+  EXPECT_THAT(message([](A a, O, S) { a.q = at::cat({a.q, a.q}, 1); }),
               HasSubstr("k has 5 positions"));
   EXPECT_THAT(message([](A a, O, S) { a.q = a.q.narrow(2, 0, 3); }), HasSubstr("k has 2 heads"));
   EXPECT_THAT(message([](A a, O, S) { a.q = a.q.to(at::kHalf); }), HasSubstr("q holds Half"));
@@ -638,18 +661,12 @@ TEST(Top1ChunkOp, NamesTheWrongArgument) {
                 o.rank = -1;
               }),
               HasSubstr("rank is -1"));
-  EXPECT_THAT(message([](A, O, S s) {
-                s = at::zeros({2, 4, 5}, at::kLong);
-              }),
+  EXPECT_THAT(message([](A, O, S s) { s = at::zeros({2, 4, 5}, at::kLong); }),
               HasSubstr("selected has shape [2, 4, 5]"));
-  EXPECT_THAT(message([](A, O, S s) {
-                s = at::zeros({2, 4, 5, 1}, at::kInt);
-              }),
+  EXPECT_THAT(message([](A, O, S s) { s = at::zeros({2, 4, 5, 1}, at::kInt); }),
               HasSubstr("selected holds Int"));
   const Qkv a = random_qkv({.time = 40});
-  EXPECT_THAT(error_of([&] {
-                run(a, {16, 8, "approx"}, {}, at::zeros({2, 1, 2, 1, 20}));
-              }),
+  EXPECT_THAT(error_of([&] { run(a, {16, 8, "approx"}, {}, at::zeros({2, 1, 2, 1, 20})); }),
               HasSubstr("summaries has shape [2, 1, 2, 1, 20]"));
 }
 

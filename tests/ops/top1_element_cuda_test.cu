@@ -12,7 +12,12 @@ namespace assay::ops {
 namespace {
 
 struct Case {
-  int64_t batch, time, past, heads, kv_heads, head_dim;
+  int64_t batch;
+  int64_t time;
+  int64_t past;
+  int64_t heads;
+  int64_t kv_heads;
+  int64_t head_dim;
   double scale = 10;
   bool unit = true;  // q and k of length 1; else about √D, with scale / D
   int64_t margin = 0;
@@ -28,13 +33,23 @@ std::ostream& operator<<(std::ostream& out, const Case& c) {
 // Everything in float64; sequences [B, T, heads, D].
 struct Model {
   Case c;
-  Numbers q, k, v, dout;
-  Numbers logsumexp, soft, dq, dk, dv;  // logsumexp [B, H, T], soft [B, H, T, D]
+  Numbers q;
+  Numbers k;
+  Numbers v;
+  Numbers dout;
+  // logsumexp [B, H, T], soft [B, H, T, D]
+  Numbers logsumexp;
+  Numbers soft;
+  Numbers dq;
+  Numbers dk;
+  Numbers dv;
   // Weights are rounded to bfloat16 in soft, but for the largest, which is 1: soft · dout is off by
   // e ≤ 2^−8 ‖dout‖ Σ p ‖v‖ over the others, and by float32's rounding. That moves dq by s e ‖Σ p
   // k‖ and dk by s Σ p e ‖q‖: more than they are themselves where p has one key. P below 2^−126 is
   // 0.
-  Numbers soft_slack, dq_slack, dk_slack;
+  Numbers soft_slack;
+  Numbers dq_slack;
+  Numbers dk_slack;
 
   double scale() const { return c.unit ? c.scale : c.scale / double(c.head_dim); }
   int64_t query(int64_t b, int64_t t, int64_t h) const {
@@ -56,18 +71,26 @@ struct Model {
     for (int64_t row = 0; row < rows; ++row) run_query(row, chosen[row]);
   }
   void run_query(int64_t row, int64_t chosen) {
-    const int64_t D = c.head_dim, b = row / c.time / c.heads, h = row / c.time % c.heads,
-                  t = row % c.time;
-    const int64_t i = query(b, t, h), keys = c.past + t + 1;
+    const int64_t D = c.head_dim;
+    const int64_t b = row / c.time / c.heads;
+    const int64_t h = row / c.time % c.heads;
+    const int64_t t = row % c.time;
+    const int64_t i = query(b, t, h);
+    const int64_t keys = c.past + t + 1;
     double* mean = &soft[row * D];
-    Numbers p(keys), mean_key(D);
-    double longest = 0, sum = 0, delta = 0, lengths = 0;
+    Numbers p(keys);
+    Numbers mean_key(D);
+    double longest = 0;
+    double sum = 0;
+    double delta = 0;
+    double lengths = 0;
     for (int64_t j = 0; j < keys; ++j) {
       p[j] = scale() * dot(q, i, k, key(b, j, h));
       longest = std::max(longest, length(k, key(b, j, h)));
     }
     const int64_t best = std::max_element(p.begin(), p.end()) - p.begin();
-    const double top = p[best], rounding = 0x1p-17 * std::abs(scale()) * length(q, i) * longest;
+    const double top = p[best];
+    const double rounding = 0x1p-17 * std::abs(scale()) * length(q, i) * longest;
     ASSERT_TRUE(chosen >= 0 && chosen < keys) << chosen << ", query " << t;
     ASSERT_GE(p[chosen], top - rounding)
         << "query " << t << " of head " << h << ": " << chosen << " for " << best;
@@ -94,8 +117,16 @@ struct Model {
 };
 
 struct Device {
-  Sequence q, k, v, out, dout, dq, dk, dv;
-  Array logsumexp, soft;
+  Sequence q;
+  Sequence k;
+  Sequence v;
+  Sequence out;
+  Sequence dout;
+  Sequence dq;
+  Sequence dk;
+  Sequence dv;
+  Array logsumexp;
+  Array soft;
   Memory index;
   static Sequence sequence(const Case& c, int64_t time, int64_t heads) {
     return Sequence(DType::bf16, c.batch, time, heads * c.head_dim, c.margin, c.margin);
@@ -141,8 +172,8 @@ Numbers directions(Random& random, int64_t rows, const Case& c) {
 void fill(Device& device, Model& model) {
   const Case& c = model.c;
   Random random{std::mt19937_64(5)};
-  const int64_t queries = c.batch * c.time * c.heads,
-                keys = c.batch * (c.past + c.time) * c.kv_heads;
+  const int64_t queries = c.batch * c.time * c.heads;
+  const int64_t keys = c.batch * (c.past + c.time) * c.kv_heads;
   Numbers k = directions(random, keys, c);
   for (size_t i = 0; c.equal && i < k.size(); ++i) k[i] = k[i % c.head_dim];
   model.q = device.q.set(directions(random, queries, c)), model.k = device.k.set(k);
@@ -171,7 +202,8 @@ TEST_P(Top1ElementCuda, EqualsFloat64AndItself) {
   const Top1ElementForward p = device.forward(c, model.scale());
   const Top1ElementBackward g{p, device.dout.view(), device.dq.view(), device.dk.view(),
                               device.dv.view()};
-  const Memory forward_scratch(cuda::workspace_bytes(p)), scratch(cuda::workspace_bytes(g));
+  const Memory forward_scratch(cuda::workspace_bytes(p));
+  const Memory scratch(cuda::workspace_bytes(g));
   std::vector<std::vector<unsigned char>> first;
   for (int run = 0; run < 2; ++run) {
     cuda::top1_element(p, forward_scratch.data, nullptr);
@@ -208,7 +240,8 @@ TEST_P(Top1ElementCuda, ChoosesTheSameWithoutGradient) {
   const Memory scratch(cuda::workspace_bytes(p));
   cuda::top1_element(p, scratch.data, nullptr);
   must(cudaDeviceSynchronize());
-  const auto index = device.index.bytes(), out = device.out.memory.bytes();
+  const auto index = device.index.bytes();
+  const auto out = device.out.memory.bytes();
   must(cudaMemset(device.index.data, 0xff, index.size()));
   must(cudaMemset(device.out.memory.data, 0xff, out.size()));
   p.logsumexp = p.soft = nullptr;

@@ -3,9 +3,9 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "ops/attention_arguments.h"
 #include "ops/attention/top1_element/composed.h"
 #include "ops/attention/top1_element/top1_element.h"
+#include "ops/attention_arguments.h"
 
 namespace assay::ops {
 namespace {
@@ -21,8 +21,9 @@ double rounding_bound(at::ScalarType dtype, double scale, int64_t head_dim) {
 // keys in float64.
 at::Tensor regret(const Qkv& exact, const at::Tensor& index, double scale) {
   const at::NoGradGuard no_grad;
-  const int64_t group = exact.q.size(2) / exact.k.size(2), size = exact.k.size(1),
-                time = exact.q.size(1);
+  const int64_t group = exact.q.size(2) / exact.k.size(2);
+  const int64_t size = exact.k.size(1);
+  const int64_t time = exact.q.size(1);
   const at::Tensor keys = exact.k.transpose(1, 2).repeat_interleave(group, 1);
   const at::Tensor later = at::ones({time, size}, at::kBool).triu(size - time + 1);
   const at::Tensor logits =
@@ -32,7 +33,8 @@ at::Tensor regret(const Qkv& exact, const at::Tensor& index, double scale) {
 
 void expect_equal_to_reference(const Qkv& arguments, at::ScalarType dtype, double tolerance,
                                double scale, at::Device device = at::kCPU) {
-  const Qkv a = arguments.as(dtype, device), exact = arguments.as(at::kDouble);
+  const Qkv a = arguments.as(dtype, device);
+  const Qkv exact = arguments.as(at::kDouble);
   const auto [out, index] = top1_element(a.q, a.k, a.v, scale);
   const auto [expected, expected_index] = top1_element_reference(exact.q, exact.k, exact.v, scale);
   EXPECT_EQ(out.scalar_type(), dtype);
@@ -99,11 +101,13 @@ TEST(Top1ElementOp, OnCudaReadsRowsApart) {
 // A gradient that begins three numbers into its memory, as a part of a larger one does.
 void expect_misaligned_gradient(at::Device device) {
   const Qkv a = random_qkv({.time = 130, .head_dim = 64}).as(at::kBFloat16, device);
-  const at::Tensor out = std::get<0>(top1_element(a.q, a.k, a.v, 8)), dout = at::randn_like(out);
+  const at::Tensor out = std::get<0>(top1_element(a.q, a.k, a.v, 8));
+  const at::Tensor dout = at::randn_like(out);
   const auto gradients = [&](const at::Tensor& of_out) {
     return torch::autograd::grad({out}, {a.q, a.k, a.v}, {of_out}, /*retain_graph=*/true);
   };
-  const auto found = gradients(misaligned(dout)), expected = gradients(dout);
+  const auto found = gradients(misaligned(dout));
+  const auto expected = gradients(dout);
   for (size_t i = 0; i < 3; ++i)
     EXPECT_TRUE(at::equal(found[i], expected[i])) << "gradient of "
                                                   << "qkv"[i];
@@ -191,9 +195,7 @@ TEST(Top1ElementOp, NamesTheWrongArgument) {
   EXPECT_EQ(message([](A a) { a.v = a.v.narrow(1, 0, 4); }),
             "top1_element: v has shape [2, 4, 2, 20], expected [B, S, Hk, D] = [2, 5, 2, 20]");
   EXPECT_THAT(message([](A a) { a.q = a.q[0]; }), testing::HasSubstr("q has shape"));
-  EXPECT_THAT(message([](A a) {
-                a.q = at::cat({a.q, a.q}, 1);
-              }),
+  EXPECT_THAT(message([](A a) { a.q = at::cat({a.q, a.q}, 1); }),
               testing::HasSubstr("k has 5 positions"));
   EXPECT_THAT(message([](A a) { a.q = a.q.narrow(2, 0, 3); }), testing::HasSubstr("k has 2 heads"));
   EXPECT_THAT(message([](A a) { a.k = a.k.to(at::kHalf); }), testing::HasSubstr("k holds Half"));

@@ -9,7 +9,13 @@ namespace assay::ops {
 namespace {
 
 struct Case {
-  int64_t batch, time, keys, heads, kv_heads, head_dim, window;
+  int64_t batch;
+  int64_t time;
+  int64_t keys;
+  int64_t heads;
+  int64_t kv_heads;
+  int64_t head_dim;
+  int64_t window;
   bool alibi = false;
   double scale = 10;  // of queries and keys of length 1
   int64_t margin = 0;
@@ -24,13 +30,25 @@ std::ostream& operator<<(std::ostream& out, const Case& c) {
 // Everything in float64; sequences [B, T, heads, D].
 struct Model {
   Case c;
-  Numbers q, k, v, dout, slopes;
-  Numbers logsumexp, out, dq, dk, dv;  // logsumexp [B, H, T]
+  Numbers q;
+  Numbers k;
+  Numbers v;
+  Numbers dout;
+  Numbers slopes;
+  // logsumexp [B, H, T]
+  Numbers logsumexp;
+  Numbers out;
+  Numbers dq;
+  Numbers dk;
+  Numbers dv;
   // Weights are rounded to bfloat16: out is off by e ≤ 2^−8 Σ p ‖v‖, and dv by 2^−8 Σ p ‖dout‖.
   // dout · out with out in bfloat16 is off by ‖dout‖ (e + 2^−8 ‖out‖) ≤ 2^−7 ‖dout‖ Σ p ‖v‖ = f.
   // That moves dq by s f ‖Σ p k‖ and dk by s Σ p f ‖q‖: more than they are themselves where p has
   // one key. P below 2^−126 is 0.
-  Numbers out_slack, dq_slack, dk_slack, dv_slack;
+  Numbers out_slack;
+  Numbers dq_slack;
+  Numbers dk_slack;
+  Numbers dv_slack;
 
   int64_t query(int64_t b, int64_t t, int64_t h) const {
     return ((b * c.time + t) * c.heads + h) * c.head_dim;
@@ -44,18 +62,27 @@ struct Model {
   double length(const Numbers& x, int64_t i) const { return std::sqrt(dot(x, i, x, i)); }
 
   void run() {
-    const int64_t rows = c.batch * c.heads * c.time, key_rows = int64_t(k.size()) / c.head_dim;
+    const int64_t rows = c.batch * c.heads * c.time;
+    const int64_t key_rows = int64_t(k.size()) / c.head_dim;
     out.assign(q.size(), 0), dq = out, dk.assign(k.size(), 0), dv = dk, logsumexp.assign(rows, 0);
     out_slack.assign(rows, 0), dq_slack = out_slack;
     dk_slack.assign(key_rows, 0), dv_slack = dk_slack;
     for (int64_t row = 0; row < rows; ++row) run_query(row);
   }
   void run_query(int64_t row) {
-    const int64_t D = c.head_dim, b = row / c.time / c.heads, h = row / c.time % c.heads,
-                  t = row % c.time, i = query(b, t, h), position = t + c.keys - c.time;
+    const int64_t D = c.head_dim;
+    const int64_t b = row / c.time / c.heads;
+    const int64_t h = row / c.time % c.heads;
+    const int64_t t = row % c.time;
+    const int64_t i = query(b, t, h);
+    const int64_t position = t + c.keys - c.time;
     const int64_t first = std::max<int64_t>(0, position - c.window + 1);
-    Numbers p(position + 1 - first), mean_key(D);
-    double top = -INFINITY, sum = 0, lengths = 0, delta = 0;
+    Numbers p(position + 1 - first);
+    Numbers mean_key(D);
+    double top = -INFINITY;
+    double sum = 0;
+    double lengths = 0;
+    double delta = 0;
     for (int64_t j = first; j <= position; ++j) {
       p[j - first] =
           c.scale * dot(q, i, k, key(b, j, h)) - (c.alibi ? slopes[h] * double(position - j) : 0);
@@ -76,7 +103,8 @@ struct Model {
     dq_slack[i / D] = slack * std::sqrt(ops::dot(mean_key, 0, mean_key, 0, D));
     for (int64_t j = first; j <= position; ++j) {
       const int64_t at = key(b, j, h);
-      const double weight = p[j - first], ds = c.scale * weight * (dot(dout, i, v, at) - delta);
+      const double weight = p[j - first];
+      const double ds = c.scale * weight * (dot(dout, i, v, at) - delta);
       dk_slack[at / D] += (weight * slack + 0x1p-120) * length(q, i);
       dv_slack[at / D] += (0x1p-8 * weight + 0x1p-120) * length(dout, i);
       for (int64_t d = 0; d < D; ++d) {
@@ -89,9 +117,18 @@ struct Model {
 };
 
 struct Device {
-  Sequence q, k, v, out, dout, dq, dk, dv;
-  Array logsumexp, slopes;
-  Memory forward_scratch, backward_scratch;
+  Sequence q;
+  Sequence k;
+  Sequence v;
+  Sequence out;
+  Sequence dout;
+  Sequence dq;
+  Sequence dk;
+  Sequence dv;
+  Array logsumexp;
+  Array slopes;
+  Memory forward_scratch;
+  Memory backward_scratch;
   static Sequence sequence(const Case& c, int64_t time, int64_t heads) {
     return Sequence(DType::bf16, c.batch, time, heads * c.head_dim, c.margin, c.margin);
   }
@@ -135,7 +172,8 @@ struct Device {
 void fill(Device& device, Model& model) {
   const Case& c = model.c;
   Random random{std::mt19937_64(5)};
-  const int64_t queries = c.batch * c.time * c.heads, keys = c.batch * c.keys * c.kv_heads;
+  const int64_t queries = c.batch * c.time * c.heads;
+  const int64_t keys = c.batch * c.keys * c.kv_heads;
   const auto directions = [&](int64_t rows) {
     return unit_rows(random.normal(rows * c.head_dim), c.head_dim);
   };
@@ -204,14 +242,16 @@ TEST(WindowAttentionCudaNan, DoesNotReachQueriesThatDoNotSeeIt) {
     Model model{c};
     fill(device, model);
     device.run(c);
-    const Numbers whole = device.out.values(), whole_dq = device.dq.values();
+    const Numbers whole = device.out.values();
+    const Numbers whole_dq = device.dq.values();
     constexpr int64_t kPosition = 300;
     Numbers& spoiled = in_key ? model.k : model.v;
     for (int64_t d = 0; d < c.head_dim; ++d) spoiled[kPosition * c.head_dim + d] = NAN;
     if (in_key) device.k.set(spoiled);
     else device.v.set(spoiled);
     device.run(c);
-    const Numbers out = device.out.values(), dq = device.dq.values();
+    const Numbers out = device.out.values();
+    const Numbers dq = device.dq.values();
     for (int64_t i = 0; i < int64_t(out.size()); ++i) {
       const int64_t t = i / c.head_dim;
       const bool sees = t >= kPosition && t < kPosition + c.window;

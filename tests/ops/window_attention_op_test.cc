@@ -5,11 +5,11 @@
 #include <hwy/targets.h>
 #include <torch/torch.h>
 
+#include "ops/attention/window_attention/kernel.h"
+#include "ops/attention/window_attention/window_attention.h"
 #include "ops/buffers.h"
 #include "ops/golden.h"
 #include "ops/simd_target.h"
-#include "ops/attention/window_attention/kernel.h"
-#include "ops/attention/window_attention/window_attention.h"
 
 namespace assay::ops {
 namespace {
@@ -17,7 +17,9 @@ namespace {
 using Optional = std::optional<at::Tensor>;
 
 struct Arguments {
-  at::Tensor q, k, v;
+  at::Tensor q;
+  at::Tensor k;
+  at::Tensor v;
   int64_t window;
   double scale;
   Optional slopes;
@@ -36,7 +38,12 @@ struct Arguments {
 };
 
 struct Shape {
-  int64_t time, keys, heads, kv_heads, head_dim, window;
+  int64_t time;
+  int64_t keys;
+  int64_t heads;
+  int64_t kv_heads;
+  int64_t head_dim;
+  int64_t window;
   bool alibi = false;
 };
 std::ostream& operator<<(std::ostream& out, const Shape& s) {
@@ -74,7 +81,8 @@ at::Tensor run_blocked(const Arguments& a) {
 // The worst row, like worst_row_error, but rows below 1 are measured against 1: where one key takes
 // nearly all the weight, the gradients of q and k are small differences of terms of that size.
 double error(const at::Tensor& actual, const at::Tensor& expected) {
-  const at::Tensor x = actual.detach().to(at::kCPU, at::kDouble), y = expected.detach();
+  const at::Tensor x = actual.detach().to(at::kCPU, at::kDouble);
+  const at::Tensor y = expected.detach();
   const at::Tensor rows = (x - y).norm(2, -1) / y.norm(2, -1).clamp_min(1);
   return rows.nan_to_num(INFINITY, INFINITY).max().item<double>();
 }
@@ -177,7 +185,8 @@ TEST(WindowAttentionOp, AdditionalColumnsAreAlibi) {
 }
 
 TEST(WindowAttentionOp, ColumnsOfAlibiAreExactInBfloat16) {
-  const int64_t keys = (1 << 17) + 300, heads = 12;
+  const int64_t keys = (1 << 17) + 300;
+  const int64_t heads = 12;
   const at::Tensor slopes = at::exp2(-8.0 * at::arange(1, heads + 1, at::kFloat) / double(heads));
   const at::Tensor q = at::zeros({1, 1, heads, 16}, at::kBFloat16);
   const at::Tensor k = at::zeros({1, keys, 1, 16}, at::kBFloat16);
@@ -221,7 +230,8 @@ TEST(WindowAttentionOp, GradientsAreFiniteDifferences) {
   for (size_t i = 0; i < gradients.size(); ++i) {
     double* numbers = a.tensors()[i].data_ptr<double>();
     for (int64_t n = 0; n < gradients[i].numel(); ++n) {
-      const double before = numbers[n], step = 1e-5;
+      const double before = numbers[n];
+      const double step = 1e-5;
       numbers[n] = before + step;
       const double above = loss().item<double>();
       numbers[n] = before - step;
@@ -239,8 +249,9 @@ TEST(WindowAttentionOp, LargeScoresStayFinite) {
   for (const double factor : {40.0, -40.0}) {
     a.scale = factor;
     const Arguments exact = a.exact();
-    const at::Tensor out = run(a), want = window_attention_reference(exact.q, exact.k, exact.v,
-                                                                     a.window, a.scale);
+    const at::Tensor out = run(a);
+    const at::Tensor want =
+        window_attention_reference(exact.q, exact.k, exact.v, a.window, a.scale);
     EXPECT_LE(error(out, want), 1e-3) << "scores are of size 10³, rounded to 10⁻⁴";
     for (const at::Tensor& gradient : torch::autograd::grad({out.sum()}, a.tensors()))
       EXPECT_TRUE(at::isfinite(gradient).all().item<bool>());
@@ -248,7 +259,11 @@ TEST(WindowAttentionOp, LargeScoresStayFinite) {
 }
 
 struct Kernel {
-  at::Tensor out, dq, dk, dv, dslopes;
+  at::Tensor out;
+  at::Tensor dq;
+  at::Tensor dk;
+  at::Tensor dv;
+  at::Tensor dslopes;
 };
 Kernel run_kernel(const Arguments& a, const at::Tensor& dout, int threads) {
   const auto poisoned = [](const at::Tensor& like) { return at::full_like(like.detach(), NAN); };
@@ -275,8 +290,8 @@ Kernel run_kernel(const Arguments& a, const at::Tensor& dout, int threads) {
                                  logsumexp.data_ptr()};
   Workspace forward(cpu::workspace_bytes(p));
   cpu::window_attention(p, forward.data(), pool(threads));
-  const WindowAttentionBackward q{
-      p, view(dout), view(r.dq), view(r.dk), view(r.dv), r.dslopes.data_ptr()};
+  const WindowAttentionBackward q{p,          view(dout), view(r.dq),
+                                  view(r.dk), view(r.dv), r.dslopes.data_ptr()};
   Workspace backward(cpu::workspace_bytes(q));
   cpu::window_attention(q, backward.data(), pool(threads));
   return r;
@@ -291,7 +306,8 @@ TEST(WindowAttentionKernel, EveryInstructionSetAndTheSameBitsForAnyNumberOfThrea
       a.slopes = a.slopes->detach().to(dtype).requires_grad_();
       expect_equal_to_reference(run, a, dtype == at::kDouble ? 1e-12 : 1e-5);
       const at::Tensor dout = at::randn_like(a.q);
-      const Kernel one = run_kernel(a, dout, 1), three = run_kernel(a, dout, 3);
+      const Kernel one = run_kernel(a, dout, 1);
+      const Kernel three = run_kernel(a, dout, 3);
       EXPECT_TRUE(at::equal(one.out, three.out));
       for (const auto part : {&Kernel::dq, &Kernel::dk, &Kernel::dv, &Kernel::dslopes})
         EXPECT_TRUE(at::equal(one.*part, three.*part));

@@ -21,7 +21,8 @@ struct FakeModel {
 
 class FakeStudyFolder {
  public:
-  std::vector<std::string> train = {"cc", "c4"}, out_of_domain = {"arxiv", "github", "stack"};
+  std::vector<std::string> train = {"cc", "c4"};
+  std::vector<std::string> out_of_domain = {"arxiv", "github", "stack"};
   std::vector<FakeModel> models = {{"full"}, {"window", 0.12, 1.1}, {"twin"}, {"mamba1", 0.2, 1.5}};
   std::vector<int64_t> seeds = {1, 2, 3, 4};
   std::vector<int64_t> budgets = {10'000'000, 20'000'000, 40'000'000, 80'000'000};  // the ladder
@@ -34,7 +35,8 @@ class FakeStudyFolder {
   std::string few_documents;    // model that is evaluated on half of the documents at its end
   bool has_sources = true;
   double seed_spread = 0.004;  // standard deviation of the loss out of domain
-  int64_t clusters = 40, evaluations = 8;
+  int64_t clusters = 40;
+  int64_t evaluations = 8;
   // Tasks of 200 items. A model answers a recall task as well as it is not degraded.
   std::vector<run::TaskQuestion> tasks;
   std::string without_weights;          // model whose tasks were not evaluated
@@ -174,9 +176,11 @@ class FakeStudyFolder {
         result.problem = "the final weights of the run are not in this study";
         continue;
       }
-      Random of_items(1, task.name), of_run(uint64_t(run.seed), task.name + model.name);
+      Random of_items(1, task.name);
+      Random of_run(uint64_t(run.seed), task.name + model.name);
       const double level = 0.7 - (task.recall ? 2 * model.degradation : 0);
-      std::vector<double> right, logprobs;
+      std::vector<double> right;
+      std::vector<double> logprobs;
       for (int64_t i = 0; i < task.items; ++i) {
         right.push_back(0.8 * of_items.uniform() + 0.2 * of_run.uniform() < level);
         logprobs.push_back(-2 - model.degradation + 0.1 * of_run.normal());

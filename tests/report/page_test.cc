@@ -110,7 +110,8 @@ TEST_F(ReportPage, EveryItemIsInThePageAndInAFile) {
   fake.write(folder);
   const std::string page = html();
   const Study study = analyse(folder);
-  size_t tables = 0, figures = 0;
+  size_t tables = 0;
+  size_t figures = 0;
   for (const Item& item : contents(study.settings[0])) {
     if (const auto* table = std::get_if<Table>(&item.content)) {
       ++tables;

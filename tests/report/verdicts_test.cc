@@ -128,7 +128,8 @@ TEST_F(ReportVerdicts, RecordsGiveTheDifferencesOfTheStudyInAMixedDomain) {
   fake.write(folder / "study");
   study::write_records(folder / "study", folder / "records");
   study::study_of_records(folder / "records", folder / "copy");
-  const Study study = analyse(folder / "study"), copy = analyse(folder / "copy");
+  const Study study = analyse(folder / "study");
+  const Study copy = analyse(folder / "copy");
   const auto delta = [](const Study& of) { return architecture(of, "window").end.delta; };
   EXPECT_EQ(delta(copy).estimate, delta(study).estimate);
   EXPECT_EQ(delta(copy).low, delta(study).low);

@@ -74,7 +74,8 @@ class Client {
     Answer answer;
     answer.status = std::stoi(buffer_.substr(9, 3));
     for (size_t line = buffer_.find("\r\n") + 2; line < end + 2;) {
-      const size_t next = buffer_.find("\r\n", line), colon = buffer_.find(": ", line);
+      const size_t next = buffer_.find("\r\n", line);
+      const size_t colon = buffer_.find(": ", line);
       std::string name = buffer_.substr(line, colon - line);
       std::ranges::transform(name, name.begin(), [](unsigned char c) { return std::tolower(c); });
       answer.headers[name] = buffer_.substr(colon + 2, next - colon - 2);
@@ -124,7 +125,8 @@ class Client {
     return "";
   }
   int socket_;
-  bool connected_ = false, cut_ = false;
+  bool connected_ = false;
+  bool cut_ = false;
   std::string buffer_;
 };
 

@@ -135,7 +135,8 @@ TEST(Completions, StreamsHaveTheTokensOfTheWholeAnswerWithStopStrings) {
     const json whole = shared_server().completion(stopped)["choices"][0]["logprobs"];
     stopped["stream"] = true;
     const Answer answer = shared_server().post("/v1/completions", stopped);
-    json tokens = json::array(), offsets = json::array();
+    json tokens = json::array();
+    json offsets = json::array();
     for (const json& event : events_of(answer.body).events) {
       const json& part = event["choices"][0]["logprobs"];
       for (const json& token : part["tokens"]) tokens.push_back(token);
@@ -165,8 +166,11 @@ TEST(Completions, StreamEqualsTheWholeAnswer) {
     stream.events.pop_back();
     for (size_t i = 0; i < 4; ++i) {
       std::string text;
-      json tokens = json::array(), logprobs = json::array(), top = json::array(),
-           offsets = json::array(), reason;
+      json tokens = json::array();
+      json logprobs = json::array();
+      json top = json::array();
+      json offsets = json::array();
+      json reason;
       for (const json& event : stream.events) {
         const json& choice = event["choices"][0];
         if (choice["index"] != i) continue;

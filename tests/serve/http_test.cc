@@ -72,10 +72,12 @@ struct HttpTest : testing::Test {
   }
 
   std::unique_ptr<HttpServer> server;
-  std::thread thread, flood;
+  std::thread thread;
+  std::thread flood;
   std::vector<std::shared_ptr<Reply>> held;
   std::atomic<int> requests = 0;
-  std::atomic<bool> flood_ended = false, is_released = false;
+  std::atomic<bool> flood_ended = false;
+  std::atomic<bool> is_released = false;
 };
 
 TEST_F(HttpTest, AConnectionServesManyRequests) {

@@ -56,7 +56,8 @@ TEST(Lifecycle, BadStartsAreExplained) {
 
 TEST(Lifecycle, SigtermFinishesOpenRequests) {
   Server server;
-  Client idle(server.port), open(server.port);
+  Client idle(server.port);
+  Client open(server.port);
   EXPECT_EQ(idle.request("GET", "/health").status, 200);
   open.send_request(
       "POST", "/v1/completions",

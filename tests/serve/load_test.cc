@@ -12,7 +12,8 @@ TEST(Load, FullQueueGets429) {
   Server server("--slots 1 --queue 1");
   const json endless = {
       {"prompt", "a"}, {"max_tokens", 590}, {"n", 16}, {"ignore_eos", true}, {"stream", true}};
-  Client working(server.port), waiting(server.port);
+  Client working(server.port);
+  Client waiting(server.port);
   working.send_request("POST", "/v1/completions", endless.dump());
   ASSERT_EQ(working.read_head().status, 200);
   waiting.send_request("POST", "/v1/completions", endless.dump());
@@ -48,7 +49,8 @@ TEST(Load, ClientsThatDisconnectFreeTheirPlaces) {
 }
 
 TEST(Load, PrefixCacheDoesNotChangeAnswers) {
-  Server cached("--prefill 16"), uncached("--prefill 16 --prefix-cache 0");
+  Server cached("--prefill 16");
+  Server uncached("--prefill 16 --prefix-cache 0");
   std::string shared;
   for (int i = 0; i < 8; ++i)
     shared += fmt::format("The answer to question {} is number {}. ", i, 7 * i);

@@ -14,7 +14,8 @@ std::vector<int64_t> list_of(const at::Tensor& tokens) {
 }
 
 struct Example {
-  std::string name, toml;
+  std::string name;
+  std::string toml;
 };
 std::vector<Example> examples() {
   std::vector<Example> out;
@@ -103,8 +104,9 @@ TEST_F(PrefixCacheBudget, BytesStayWithinTheBudget) {
 
 TEST_F(PrefixCacheBudget, PagesWithoutSuccessorsAreDroppedFirst) {
   PrefixCache cache(4 * page_bytes);
-  const PagePointer first = add(cache, nullptr, 1), second = add(cache, first, 2),
-                    third = add(cache, second, 3);
+  const PagePointer first = add(cache, nullptr, 1);
+  const PagePointer second = add(cache, first, 2);
+  const PagePointer third = add(cache, second, 3);
   add(cache, nullptr, 9);
   EXPECT_TRUE(cache.find(second, {3}));  // touches all three
   EXPECT_TRUE(add(cache, nullptr, 10));

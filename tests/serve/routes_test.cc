@@ -52,7 +52,8 @@ TEST(Routes, PageNeedsNothingElse) {
 TEST(Routes, BadRequestsGetOpenAIsErrors) {
   struct Case {
     json request;
-    std::string param, words;
+    std::string param;
+    std::string words;
   };
   const std::vector<std::string> many(10'000, "stop");
   const std::vector<Case> cases = {

@@ -66,7 +66,8 @@ struct Recorded final : Task {
   }
 
   TaskOptions task_options;
-  std::vector<std::vector<TokenScore>> choices, prompts;
+  std::vector<std::vector<TokenScore>> choices;
+  std::vector<std::vector<TokenScore>> prompts;
   std::function<void()> on_token;
   std::atomic<bool> is_cancelled = false;
   size_t ended = 0;
@@ -141,7 +142,8 @@ struct SchedulerTest : testing::Test {
   // Whatever is computed at the same time, and whatever is in the cache
   void expect_equal_answers() const {
     const SchedulerOptions cached{.slots = 4, .queue = 100, .piece = 16};
-    SchedulerOptions uncached = cached, tight = cached;
+    SchedulerOptions uncached = cached;
+    SchedulerOptions tight = cached;
     uncached.cache_bytes = 0;
     tight.cache_bytes = 300'000;  // a few pages
     const auto alone = answers(uncached, /*together=*/false);
@@ -173,7 +175,8 @@ TEST_F(SchedulerTest, AnswersDoNotDependOnOtherRequestsOrTheCache) { expect_equa
 
 // On a CPU the rows of a batch may be rounded in different ways.
 TEST_F(SchedulerTest, PromptsThatAreReadTogetherHaveTheSameAnswers) {
-  const auto alone = answers_in_batches(false), together = answers_in_batches(true);
+  const auto alone = answers_in_batches(false);
+  const auto together = answers_in_batches(true);
   const auto expect_near = [](const std::vector<TokenScore>& a, const std::vector<TokenScore>& b) {
     ASSERT_EQ(a.size(), b.size());
     for (size_t i = 0; i < a.size(); ++i) {
@@ -207,7 +210,8 @@ struct SchedulerCudaTest : SchedulerTest {
 TEST_F(SchedulerCudaTest, AnswersDoNotDependOnOtherRequestsOrTheCache) { expect_equal_answers(); }
 
 TEST_F(SchedulerCudaTest, PromptsThatAreReadTogetherHaveTheSameAnswers) {
-  const auto alone = answers_in_batches(false), together = answers_in_batches(true);
+  const auto alone = answers_in_batches(false);
+  const auto together = answers_in_batches(true);
   for (size_t i = 0; i < alone.size(); ++i)
     EXPECT_EQ(alone[i]->answer(), together[i]->answer()) << i;
 }
@@ -255,8 +259,8 @@ TEST_F(SchedulerCudaTest, PromptScoresAreNearTheModelsLosses) {
   const auto task = std::make_shared<Recorded>(
       TaskOptions{.prompts = {tokens}, .max_tokens = 0, .score_prompts = true});
   ASSERT_EQ(running.run(task), "");
-  const at::Tensor whole = at::tensor(tokens, at::kLong).unsqueeze(0).to(at::kCUDA),
-                   losses = model->token_losses(whole).cpu();
+  const at::Tensor whole = at::tensor(tokens, at::kLong).unsqueeze(0).to(at::kCUDA);
+  const at::Tensor losses = model->token_losses(whole).cpu();
   for (size_t i = 0; i + 1 < tokens.size(); ++i)
     EXPECT_NEAR(task->prompts[0][i].logprob, -losses[0][int64_t(i)].item<float>(), 0.05) << i;
 }
@@ -325,8 +329,9 @@ TEST_F(SchedulerTest, WithoutAQueueRequestsAreTakenWhileAPlaceIsFree) {
                   TaskOptions{.prompts = {prompt(20, "a")}, .max_tokens = i % 3})),
               "");
   const TaskOptions o{.prompts = {prompt(5, "a")}, .max_tokens = 3000};
-  const auto decoded = std::make_shared<Recorded>(o), read = std::make_shared<Recorded>(o),
-             third = std::make_shared<Recorded>(o);
+  const auto decoded = std::make_shared<Recorded>(o);
+  const auto read = std::make_shared<Recorded>(o);
+  const auto third = std::make_shared<Recorded>(o);
   ASSERT_TRUE(running.scheduler.submit(decoded));
   while (running.metrics.decoding == 0) std::this_thread::yield();
   EXPECT_TRUE(running.scheduler.submit(read));

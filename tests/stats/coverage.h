@@ -8,8 +8,10 @@
 namespace assay::stats {
 
 struct Coverage {
-  double average = 0, domain = 0;  // per cent, of the average over the domains and of domain 0
-  double half_width = 0;           // of the average, mean
+  // per cent, of the average over the domains and of domain 0
+  double average = 0;
+  double domain = 0;
+  double half_width = 0;  // of the average, mean
 };
 
 inline bool holds(const Interval& x, double truth) { return x.low <= truth && truth <= x.high; }

@@ -13,7 +13,9 @@ constexpr double kError = 0.5;
 // a multiple of the seeds'.
 struct Mix {
   const char* name;
-  double seed_spread, architecture_document, seed_document;
+  double seed_spread;
+  double architecture_document;
+  double seed_document;
 };
 constexpr Mix kMixes[] = {
     {"seeds", 0.02, 0.01, 0.01}, {"both", 0.02, 0.1, 0.05}, {"documents", 0.002, 0.2, 0.02}};
@@ -123,7 +125,8 @@ TEST(CoverageOfAPercentileBootstrapSlow, IsFarFromNominal) {
                           .domains = 1,
                           .architecture_document = 0.05,
                           .seed_document = 0.02};
-    constexpr int studies = 600, resamples = 200;
+    constexpr int studies = 600;
+    constexpr int resamples = 200;
     int held = 0;
     for (uint64_t r = 0; r < studies; ++r) {
       const Study study = Simulation(setting, r).study();

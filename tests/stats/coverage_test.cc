@@ -83,7 +83,8 @@ TEST(Power, TheEffectOfAWindowIsFound) {
                       .effect = 0.15,
                       .architecture_document = 0.15,
                       .seed_document = 0.05};
-  int found = 0, pooled = 0;
+  int found = 0;
+  int pooled = 0;
   for (uint64_t r = 0; r < 500; ++r) {
     Simulation simulation(pilot, r);
     const Study study = simulation.study();

@@ -11,10 +11,14 @@ namespace assay::stats {
 
 struct CurveSetting {
   LadderSetting ends;
-  double power = 0;                         // Delta at share x is Delta_end x^power
-  double anneal_in = 0, anneal_out = 0;     // nats per token
-  bool trailing_loss = false;               // training loss, mean since the last evaluation
-  double noise = 0.005, correlation = 0.8;  // of evaluations along a run
+  double power = 0;  // Delta at share x is Delta_end x^power
+  // nats per token
+  double anneal_in = 0;
+  double anneal_out = 0;
+  bool trailing_loss = false;  // training loss, mean since the last evaluation
+  // of evaluations along a run
+  double noise = 0.005;
+  double correlation = 0.8;
   int evaluations = 20;
 };
 
@@ -36,7 +40,8 @@ class CurveStudy : public LadderStudy {
     }
   }
 
-  Runs architecture, reference;
+  Runs architecture;
+  Runs reference;
   std::vector<Runs> others;  // lend their variance between seeds
 
  private:

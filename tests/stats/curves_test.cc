@@ -64,8 +64,11 @@ TEST(Curves, SharedRange) {
 }
 
 TEST(Curves, ProblemsAreNamed) {
-  const std::vector<Curve> late{curve({4, 3.5, 3})}, early{curve({6, 5, 4.5})},
-      touching{curve({6, 5, 3.95})}, steep{curve({4.1, 2.9})}, same{curve({4.1, 3.6, 3.1})};
+  const std::vector<Curve> late{curve({4, 3.5, 3})};
+  const std::vector<Curve> early{curve({6, 5, 4.5})};
+  const std::vector<Curve> touching{curve({6, 5, 3.95})};
+  const std::vector<Curve> steep{curve({4.1, 2.9})};
+  const std::vector<Curve> same{curve({4.1, 3.6, 3.1})};
   EXPECT_EQ(range_problem(late, same), "");
   EXPECT_EQ(range_problem(early, late),
             "the curves share no range of pre-training loss: "

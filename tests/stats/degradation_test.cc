@@ -63,7 +63,8 @@ TEST(Degradation, OneSeedCountsDocumentsOnlyAndSaysSo) {
 }
 
 TEST(Degradation, DomainsAreAveraged) {
-  auto a = run(0.3), b = run(0);
+  auto a = run(0.3);
+  auto b = run(0);
   for (auto* r : {&a, &b})
     for (Point& point : r->curve) point.out_of_domain["prose"] = {{100, 100}, {50, 50}};
   const Degradation d = degradation({a}, {b});
@@ -86,16 +87,22 @@ TEST(Degradation, ACopyIsNotDegraded) {
 }
 
 TEST(Degradation, ThePoolAddsDegreesOfFreedomOnce) {
-  const Runs a{run(0.1), run(0.3)}, b{run(-0.1), run(0.1)}, c{run(1), run(1.2)},
-      elsewhere{run(0, {9, 8, 7})}, one{run(3)};
-  const std::vector<const Runs*> pair{&a, &b}, study{&a, &b, &c, &elsewhere, &one};
+  const Runs a{run(0.1), run(0.3)};
+  const Runs b{run(-0.1), run(0.1)};
+  const Runs c{run(1), run(1.2)};
+  const Runs elsewhere{run(0, {9, 8, 7})};
+  const Runs one{run(3)};
+  const std::vector<const Runs*> pair{&a, &b};
+  const std::vector<const Runs*> study{&a, &b, &c, &elsewhere, &one};
   EXPECT_EQ(degradation(a, b, {}, pair).seed_freedom, 2);
   EXPECT_EQ(degradation(a, b, {}, study).seed_freedom, 3);
   EXPECT_NEAR(degradation(a, b, {}, study).seed_error, std::sqrt(0.02), 1e-12);
 }
 
 TEST(Degradation, ProblemsAreSaidNotGuessed) {
-  auto nothing = run(0), single = run(0), infinite = run(0);
+  auto nothing = run(0);
+  auto single = run(0);
+  auto infinite = run(0);
   infinite.curve[0].out_of_domain["code"].nll[1] = std::numeric_limits<double>::infinity();
   const auto problem = [](const Runs& a, const Runs& b) { return degradation(a, b).problem; };
   EXPECT_EQ(problem({}, {run(0)}), "the architecture has no runs");
@@ -112,7 +119,10 @@ TEST(Degradation, ProblemsAreSaidNotGuessed) {
 }
 
 TEST(Degradation, OtherDocumentsAreRefusedByDomain) {
-  auto extra = run(0), missing = run(0), shorter = run(0), other = run(0);
+  auto extra = run(0);
+  auto missing = run(0);
+  auto shorter = run(0);
+  auto other = run(0);
   extra.curve[0].out_of_domain["prose"];
   EXPECT_NE(message_of({run(0)}, {extra}).find("domain 'prose' is present at 1 tokens"),
             std::string::npos);
@@ -127,7 +137,8 @@ TEST(Degradation, OtherDocumentsAreRefusedByDomain) {
 }
 
 TEST(Degradation, VarianceIsThatOfTheHierarchicalBootstrap) {
-  constexpr int seeds = 12, resamples = 400;
+  constexpr int seeds = 12;
+  constexpr int resamples = 400;
   const Setting setting{.seeds = seeds,
                         .reference_seeds = seeds,
                         .documents = 60,
@@ -165,7 +176,9 @@ TEST(Convergence, IntervalsAreThoseOfLogarithms) {
   const Convergence c = convergence({run(0, {5, 3.5, 3}), run(0, {5, 4, 3})},
                                     {run(0, {5, 4, 3}), run(0, {6, 4, 3.5})});
   EXPECT_EQ(c.loss, 3.5);
-  const double a = std::log(2.0), b = std::log(6.0) / 2, r = std::log(3.0);
+  const double a = std::log(2.0);
+  const double b = std::log(6.0) / 2;
+  const double r = std::log(3.0);
   const double variance = ((a - b) * (a - b) / 2 + (b - r) * (b - r) / 2) / 2;
   EXPECT_NEAR(std::log(c.ratio.estimate), (a + b) / 2 - (b + r) / 2, 1e-12);
   EXPECT_NEAR(std::log(c.ratio.high / c.ratio.estimate), 4.30265273 * std::sqrt(variance), 1e-7);

@@ -326,7 +326,8 @@ TEST(SeedTable, JoinsTheContendersAndTheReferenceDoesNot) {
 }
 
 TEST(SeedTable, RowsOfAStudyReplaceItsRuns) {
-  const Contender x = contender(3.3, 0.2, 0.02), y = contender(3.5, 0.1, 0.015);
+  const Contender x = contender(3.3, 0.2, 0.02);
+  const Contender y = contender(3.5, 0.1, 0.015);
   Contender other = y;
   other.name = "y";
   const LadderOptions options{.study = "own"};

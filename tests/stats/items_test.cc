@@ -12,7 +12,8 @@ namespace {
 
 TEST(Items, WilsonsIntervalHasItsKnownValues) {
   EXPECT_NEAR(normal_quantile(0.95), 1.959963984540054, 1e-12);
-  const Interval some = share_interval(7, 20, 0.95), none = share_interval(0, 10, 0.95);
+  const Interval some = share_interval(7, 20, 0.95);
+  const Interval none = share_interval(0, 10, 0.95);
   EXPECT_NEAR(some.low, 0.18119182410108206, 1e-12);
   EXPECT_NEAR(some.high, 0.5671457233147638, 1e-12);
   EXPECT_EQ(none.estimate, 0);
@@ -34,7 +35,8 @@ double coverage(double right_a, double only_a, double only_b, int items, uint64_
   constexpr int kStudies = 4000;
   Random random(seed, "coverage");
   for (int study = 0; study < kStudies; ++study) {
-    std::vector<double> a, b;
+    std::vector<double> a;
+    std::vector<double> b;
     for (int i = 0; i < items; ++i) {
       const double u = random.uniform();
       a.push_back(u < right_a + only_a);

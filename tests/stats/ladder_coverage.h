@@ -14,13 +14,20 @@ namespace assay::stats {
 struct NumberCoverage {
   double bias = 0;        // mean over the contenders, nats
   double worst_bias = 0;  // the largest of one contender, in absolute value
-  double single = 0, family = 0, half_width = 0;
+  double single = 0;
+  double family = 0;
+  double half_width = 0;
   double given = 0;  // share of the contenders that have the number
 };
 
 struct LadderCoverage {
-  NumberCoverage delta, equal_tokens, recall;
-  double domain = 0, trend = 0, recall_part = 0, over_domains = 0;
+  NumberCoverage delta;
+  NumberCoverage equal_tokens;
+  NumberCoverage recall;
+  double domain = 0;
+  double trend = 0;
+  double recall_part = 0;
+  double over_domains = 0;
 };
 
 // Options of one simulated study, for example a table of variances.
@@ -62,8 +69,12 @@ class Tally {
   }
 
  private:
-  std::vector<double> errors_, counts_;
-  double singles_ = 0, families_ = 0, studies_ = 0, half_widths_ = 0;
+  std::vector<double> errors_;
+  std::vector<double> counts_;
+  double singles_ = 0;
+  double families_ = 0;
+  double studies_ = 0;
+  double half_widths_ = 0;
   bool all_ = true;
 };
 
@@ -90,7 +101,9 @@ inline void print_coverage_header() {
 
 inline LadderCoverage ladder_coverage(const LadderSetting& s, int studies,
                                       const StudyOptions& options = {}) {
-  Tally delta(s.contenders), equal_tokens(s.contenders), recall(s.contenders);
+  Tally delta(s.contenders);
+  Tally equal_tokens(s.contenders);
+  Tally recall(s.contenders);
   LadderCoverage found;
   double intervals = 0;
   double trends = 0;
@@ -103,7 +116,10 @@ inline LadderCoverage ladder_coverage(const LadderSetting& s, int studies,
     for (int a = 0; a < s.contenders; ++a) {
       const EndResult& one = result.results[size_t(a)];
       const double shift = study.domain_shifts[size_t(a)];
-      double e = 0, e_budgets = 0, recall_loss = 0, recall_budgets = 0;
+      double e = 0;
+      double e_budgets = 0;
+      double recall_loss = 0;
+      double recall_budgets = 0;
       for (const BudgetResult& budget : one.budgets) {
         const double rung = rung_of(budget.tokens);
         e += budget.no_equal_tokens.empty() ? LadderStudy::equal_tokens_of(s, a, rung) : 0;

@@ -231,7 +231,10 @@ TEST(LadderBias, InterpolationIsAccurateBetweenAllRungs) {
 }
 
 struct Compared {
-  double old_bias = 0, old_coverage = 0, new_bias = 0, new_coverage = 0;
+  double old_bias = 0;
+  double old_coverage = 0;
+  double new_bias = 0;
+  double new_coverage = 0;
 };
 
 Compared compare(const std::string& name, const CurveSetting& setting, int studies,

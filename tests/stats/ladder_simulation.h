@@ -14,9 +14,12 @@ namespace assay::stats {
 
 struct LadderSetting {
   std::string name;
-  int rungs = 5, rung_seeds = 4;
+  int rungs = 5;
+  int rung_seeds = 4;
   bool runs_lost = false;  // every rung but the last but one has lost all runs but its first
-  int contenders = 4, seeds = 2, budgets = 2;
+  int contenders = 4;
+  int seeds = 2;
+  int budgets = 2;
   double effect = 0.05;        // Delta_end of the first contender at the ladder's last budget
   double growth = 0.02;        // of Delta_end per doubling of tokens
   double speed = -0.3;         // doublings by which the first contender is ahead of the reference
@@ -136,7 +139,8 @@ class LadderStudy {
 
   std::vector<Budget> ladder;
   std::vector<Contender> contenders;
-  std::vector<Texts> texts, held_out_texts;
+  std::vector<Texts> texts;
+  std::vector<Texts> held_out_texts;
   std::vector<double> domain_shifts;  // by contender: mean over the domains
 
   static Texts draw_texts(size_t sources, int documents, Random& random) {
@@ -232,7 +236,8 @@ class LadderStudy {
       EndLosses& losses = end.held_out_domains["train " + std::to_string(d)];
       for (auto* values : {&losses.nll, &losses.recall_nll, &losses.tokens, &losses.recall_tokens})
         values->resize(domain.sources);
-      double nll = 0, tokens = 0;
+      double nll = 0;
+      double tokens = 0;
       for (size_t i = 0; i < domain.tokens.size(); ++i) {
         const size_t c = domain.source[i];
         const double own = domain.level[i] + domain.steep[i] * (h - 3.3) +
@@ -252,7 +257,8 @@ class LadderStudy {
 
  protected:
   LadderSetting s;
-  Random random, held_out_random;
+  Random random;
+  Random held_out_random;
 };
 
 }  // namespace assay::stats

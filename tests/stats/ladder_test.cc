@@ -179,7 +179,8 @@ TEST(Ladder, ImmatureReferenceGivesNoVerdict) {
 // The same reference is as immature when its last doubling of the tokens is divided.
 TEST(Ladder, AdditionalRungsDoNotMakeAReferenceMature) {
   auto ladder = straight_ladder();
-  const double tokens[] = {40e6, 53e6, 64e6, 80e6}, recall[] = {2.16, 2.10, 2.05, 2.0};
+  const double tokens[] = {40e6, 53e6, 64e6, 80e6};
+  const double recall[] = {2.16, 2.10, 2.05, 2.0};
   for (size_t b = 0; b < ladder.size(); ++b) {
     ladder[b].tokens = tokens[b];
     for (End& run : ladder[b].runs)

@@ -21,7 +21,8 @@ TEST(KendallTau, OrderIsCompared) {
 }
 
 TEST(KendallTau, IntervalNeedsFiveValues) {
-  const std::vector<double> four = {1, 2, 3, 4}, five = {1, 2, 3, 4, 5};
+  const std::vector<double> four = {1, 2, 3, 4};
+  const std::vector<double> five = {1, 2, 3, 4, 5};
   EXPECT_TRUE(std::isnan(kendall_interval(four, four).estimate));
   const Interval perfect = kendall_interval(five, five);
   EXPECT_EQ(perfect.high, 1);
@@ -37,7 +38,8 @@ TEST(KendallTau, IntervalIsCovered) {
     int covered = 0;
     constexpr int kStudies = 2000;
     for (int study = 0; study < kStudies; ++study) {
-      std::vector<double> x, y;
+      std::vector<double> x;
+      std::vector<double> y;
       for (size_t i = 0; i < models; ++i) {
         x.push_back(random.normal());
         y.push_back(0.8 * x.back() + 0.6 * random.normal());

@@ -19,8 +19,10 @@ std::vector<double> answers(size_t right, size_t items) {
 }
 
 TEST(Scores, OneRunHasTheIntervalsOfItems) {
-  const std::vector<double> a = answers(61, 100), b = answers(40, 100);
-  const RunScores first = {run_score(a)}, second = {run_score(b)};
+  const std::vector<double> a = answers(61, 100);
+  const std::vector<double> b = answers(40, 100);
+  const RunScores first = {run_score(a)};
+  const RunScores second = {run_score(b)};
   const Interval share = score_interval(first, {}, ScoreKind::share);
   const Interval wilson = share_interval(61, 100, 0.95);
   EXPECT_NEAR(share.low, wilson.low, 1e-12);
@@ -60,7 +62,8 @@ TEST(Scores, EqualAnswersOfAllRunsStillHaveAnInterval) {
 // seed + noise of the run on the item.
 struct Simulated {
   double seed_spread = 0.2;
-  size_t seeds = 3, items = 200;
+  size_t seeds = 3;
+  size_t items = 200;
   std::vector<double> abilities = {0.3, 0, -0.3, 0.6};  // of the reference and the contenders
 
   static double logistic(double x) { return 1 / (1 + std::exp(-x)); }
@@ -96,7 +99,8 @@ struct Simulated {
     std::vector<double> truths;
     for (const double ability : abilities) truths.push_back(truth(ability));
     Random random(11, "scores");
-    double of_scores = 0, of_differences = 0;
+    double of_scores = 0;
+    double of_differences = 0;
     const auto holds = [](const Interval& interval, double value) {
       return double(interval.low <= value && value <= interval.high);
     };

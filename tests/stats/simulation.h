@@ -12,7 +12,11 @@ namespace assay::stats {
 
 struct Setting {
   std::string name;
-  int seeds = 2, reference_seeds = 2, documents = 30, evaluations = 10, domains = 2;
+  int seeds = 2;
+  int reference_seeds = 2;
+  int documents = 30;
+  int evaluations = 10;
+  int domains = 2;
   // Δ of domain 0 at a loss of 3; larger in later domains and at lower losses
   double effect = 0.1;
   // The architecture's pre-training loss lies this much above the reference's
@@ -33,7 +37,8 @@ struct Setting {
 };
 
 struct Study {
-  Runs architecture, reference;
+  Runs architecture;
+  Runs reference;
 };
 
 class Simulation {
@@ -71,7 +76,9 @@ class Simulation {
 
  private:
   struct Documents {
-    std::vector<double> tokens, level, difference;
+    std::vector<double> tokens;
+    std::vector<double> level;
+    std::vector<double> difference;
   };
 
   static double effect_at(const Setting& s, int domain, double p) {
@@ -95,7 +102,8 @@ class Simulation {
 
   std::vector<Point> curve(double is_architecture) {
     const double spread = s.seed_spread * (is_architecture ? s.architecture_luck : 1);
-    const double loss_luck = s.seed_loss * random.normal(), common = spread * random.normal();
+    const double loss_luck = s.seed_loss * random.normal();
+    const double common = spread * random.normal();
     std::vector<double> luck;
     std::vector<std::vector<double>> of_documents;
     for (const Documents& domain : documents) {

@@ -14,7 +14,8 @@ TEST(Uncertainty, SeedVarianceIsPooledOverArchitectures) {
 }
 
 TEST(Uncertainty, DocumentsOfOneLengthGiveTheVarianceOfAMean) {
-  const std::vector<double> y{1, 3, 5, 11}, tokens{2, 2, 2, 2};
+  const std::vector<double> y{1, 3, 5, 11};
+  const std::vector<double> tokens{2, 2, 2, 2};
   EXPECT_DOUBLE_EQ(ratio(y, tokens), 2.5);
   // S² / n, over 2² tokens
   EXPECT_NEAR(document_variance(y, tokens).value, (16 + 4 + 0 + 36) / 3.0 / 4 / 4, 1e-12);
@@ -23,7 +24,8 @@ TEST(Uncertainty, DocumentsOfOneLengthGiveTheVarianceOfAMean) {
 
 TEST(Uncertainty, DocumentsOfUnequalLength) {
   // Σt = 4, ratio 1.5; residuals (1 − 1.5)/4, (0.5 − 1.5)/4 … weights 1/4, 1/4, 1/2, Σw² = 3/8.
-  const std::vector<double> y{1, 0.5, 4.5}, tokens{1, 1, 2};
+  const std::vector<double> y{1, 0.5, 4.5};
+  const std::vector<double> tokens{1, 1, 2};
   const double by_hand =
       (0.125 * 0.125 + 0.25 * 0.25) / (1 - 0.5 + 0.375) + 0.375 * 0.375 / (1 - 1 + 0.375);
   EXPECT_DOUBLE_EQ(document_variance(y, tokens).value, by_hand);

@@ -20,9 +20,9 @@ std::string run_line(const std::string& model, int64_t seed = 1, int64_t tokens 
 std::string line(const std::string& role, const std::string& domain, const std::string& source,
                  double nats) {
   return fmt::format(
-      R"({{"role": "{}", "domain": "{}", "source": "{}", "document": "1", "nats": {}, )"
-      R"("tokens": 10, "bytes": 40, "recall_nats": 2.5, "recall_tokens": 4}})",
-      role, domain, source, nats) +
+             R"({{"role": "{}", "domain": "{}", "source": "{}", "document": "1", "nats": {}, )"
+             R"("tokens": 10, "bytes": 40, "recall_nats": 2.5, "recall_tokens": 4}})",
+             role, domain, source, nats) +
          "\n";
 }
 
@@ -57,9 +57,8 @@ TEST_F(Losses, DocumentsOfOneSourceAreSummed) {
 }
 
 TEST_F(Losses, OtherTokenizersAreComparedPerByte) {
-  const ForeignLosses found =
-      read(run_line("base", 1, 1000, R"(, "tokenizer": "x")") + kDocuments +
-           run_line("mine", 1, 1000, R"(, "tokenizer": "y")") + kDocuments);
+  const ForeignLosses found = read(run_line("base", 1, 1000, R"(, "tokenizer": "x")") + kDocuments +
+                                   run_line("mine", 1, 1000, R"(, "tokenizer": "y")") + kDocuments);
   EXPECT_EQ(found.unit, "byte");
   for (const auto& [key, record] : found.records)
     EXPECT_DOUBLE_EQ(record.end.sets.at("web.valid").loss, 62.0 / 80);
@@ -69,14 +68,15 @@ TEST_F(Losses, NamesOfOtherProgramsAreUnderstood) {
   const std::string header =
       R"({"run": {"model": "base", "tokens": 1000}, "role": "out_of_domain", "domain": "wiki"})"
       "\n";
-  const ForeignLosses found = read(
-      header + R"({"doc_id": 3, "loss": 2.5, "tokens": 10, "corpus_id": "x", "domain": "wiki"})"
-               "\n"
-               R"({"doc_id": 4, "bits_per_byte": 1.5, "bytes": 40, "tokens": 10})"
-               "\n"
-               R"({"doc_id": 5, "filtered_resps": [[-12.5]], "target": "abcde", "tokens": 10})"
-               "\n" +
-      line("held_out", "web", "a", 30));
+  const ForeignLosses found =
+      read(header +
+           R"({"doc_id": 3, "loss": 2.5, "tokens": 10, "corpus_id": "x", "domain": "wiki"})"
+           "\n"
+           R"({"doc_id": 4, "bits_per_byte": 1.5, "bytes": 40, "tokens": 10})"
+           "\n"
+           R"({"doc_id": 5, "filtered_resps": [[-12.5]], "target": "abcde", "tokens": 10})"
+           "\n" +
+           line("held_out", "web", "a", 30));
   const run::Clusters& wiki = found.records.begin()->second.end.sets.at("wiki.test").clusters;
   ASSERT_EQ(wiki.nll.size(), 3u);
   EXPECT_DOUBLE_EQ(wiki.nll[0], 25);

@@ -23,7 +23,8 @@ class StudyTasks : public FakeStudy {
   }
   StudyOptions with(const std::string& tasks) {
     std::string plan = kPlan;
-    const size_t begin = plan.find("synthetic"), end = plan.find("train =");
+    const size_t begin = plan.find("synthetic");
+    const size_t end = plan.find("train =");
     plan.replace(begin, end - begin, fmt::format("store = \"{}\", ", (folder / "store").string()));
     return options(plan + tasks);
   }

@@ -123,8 +123,8 @@ TEST(TaskMqar, ExamplesFollowTheRuleOfZoology) {
                   golden.data);
     if (golden.name != "mqar_L64_kv4" && !golden_data_is_complete()) continue;
     const auto stored = ops::read_golden(ops::golden_file(golden.name));
-    const at::Tensor inputs = stored.at("out.inputs").to(at::kLong),
-                     labels = stored.at("out.labels").to(at::kLong);
+    const at::Tensor inputs = stored.at("out.inputs").to(at::kLong);
+    const at::Tensor labels = stored.at("out.labels").to(at::kLong);
     for (int64_t row = 0; row < inputs.size(0); ++row)
       expect_rule(inputs[row].data_ptr<int64_t>(), labels[row].data_ptr<int64_t>(), golden.data);
   }
@@ -135,7 +135,9 @@ TEST(TaskMqar, ExamplesFollowTheRuleOfZoology) {
 
 // Σ (a − b)² / (a + b) of two counts of equal size, on cells of at least ten.
 double chi_square(const std::vector<double>& a, const std::vector<double>& b, int& freedom) {
-  double sum = 0, rest_a = 0, rest_b = 0;
+  double sum = 0;
+  double rest_a = 0;
+  double rest_b = 0;
   freedom = -1;
   const auto add = [&](double x, double y) {
     if (x + y < 10) return;
@@ -157,8 +159,10 @@ TEST(TaskMqar, SlotsAreDistributedAsInZoology) {
   for (const Golden& golden : kGolden) {
     if (golden.name != "mqar_L64_kv4" && !golden_data_is_complete()) continue;
     const auto stored = ops::read_golden(ops::golden_file(golden.name));
-    const int64_t slots = (golden.data.length - 2 * golden.data.pairs) / 2, examples = 20'000;
-    std::vector<double> all(size_t(slots), 0), first(size_t(slots), 0);
+    const int64_t slots = (golden.data.length - 2 * golden.data.pairs) / 2;
+    const int64_t examples = 20'000;
+    std::vector<double> all(size_t(slots), 0);
+    std::vector<double> first(size_t(slots), 0);
     const MqarBatch made = mqar_examples(golden.data, 9, 0, examples);
     const int64_t* inputs = made.inputs.data_ptr<int64_t>();
     const int64_t* labels = made.labels.data_ptr<int64_t>();

@@ -136,12 +136,13 @@ TEST(TaskScorer, NanIsReported) {
 TEST(TaskSelectRows, RowsGoOnFromCopiesOfAState) {
   const at::NoGradGuard no_grad;
   const auto model = nn::random_model(kModel);
-  const at::Tensor text = nn::random_tokens(3, 20, kVocabulary, "text"),
-                   more = nn::random_tokens(4, 5, kVocabulary, "more");
+  const at::Tensor text = nn::random_tokens(3, 20, kVocabulary, "text");
+  const at::Tensor more = nn::random_tokens(4, 5, kVocabulary, "more");
   nn::ModelState state;
   model->hidden(text, state);
   const at::Tensor rows = at::tensor({2, 0, 0, 1}, at::kLong);
-  nn::ModelState copies = nn::select_rows(state, rows), whole;
+  nn::ModelState copies = nn::select_rows(state, rows);
+  nn::ModelState whole;
   const at::Tensor found = model->hidden(more, copies);
   const at::Tensor expected =
       model->hidden(at::cat({text.index_select(0, rows), more}, 1), whole).slice(1, 20);

@@ -185,8 +185,8 @@ TEST(TaskQuestions, NeedlesAreATask) {
 
 TEST(TaskEncoder, SpacesAtTheEndOfTheContextMoveToTheAnswer) {
   Encoder encoder(small_tokenizer(), false, Encoder::Prefix::bos);
-  const Row plain = encoder.pair("Where is it?", " blue"),
-            moved = encoder.pair("Where is it? ", "blue");
+  const Row plain = encoder.pair("Where is it?", " blue");
+  const Row moved = encoder.pair("Where is it? ", "blue");
   EXPECT_EQ(plain.tokens, moved.tokens);
   EXPECT_EQ(plain.scored, moved.scored);
   EXPECT_EQ(int64_t(plain.tokens.size()) - plain.scored,
@@ -244,7 +244,8 @@ TEST(TaskEvaluate, ScoresAreThoseOfTheDefinition) {
   const at::NoGradGuard no_grad;
   double right = 0;
   for (const Item& item : results.items(ran.key)) {
-    std::vector<double> scores, by_character;
+    std::vector<double> scores;
+    std::vector<double> by_character;
     for (const std::string& choice :
          {std::string("in the garden"), std::string("blue"), fmt::format("house {}", item.index)}) {
       const Row row =
@@ -270,7 +271,8 @@ TEST(TaskEvaluate, FinishedItemsAreNotAnsweredAgain) {
   write_documents(folder);
   const Model model;
   const Task task = Task::read(folder.write("t.toml", kChoice));
-  std::vector<Item> whole, resumed;
+  std::vector<Item> whole;
+  std::vector<Item> resumed;
   {
     Results results(folder / "whole.sqlite");
     whole = results.items(evaluate(task, model.subject(), {.data = folder.path()}, results).key);
@@ -381,8 +383,9 @@ TEST(TaskRetrieval, TheWindowLiesAroundTheAnswer) {
     const auto all = questions(task, folder.path(), 0, encoder);
     return *task.kind->ask(all.at(0).document, "", encoder).prompt;
   };
-  const std::string once = prompt("jrt_swde_once"), twice = prompt("jrt_swde_twice"),
-                    plain = prompt("swde");
+  const std::string once = prompt("jrt_swde_once");
+  const std::string twice = prompt("jrt_swde_twice");
+  const std::string plain = prompt("swde");
   EXPECT_NE(once.find("Price: 77 garden."), std::string::npos);
   EXPECT_TRUE(once.ends_with(". Price:")) << once.substr(once.size() - 40);
   EXPECT_EQ(once.find("Summary"), std::string::npos);

@@ -91,7 +91,8 @@ TEST_F(CheckpointsOfRanks, HaveTheBytesOfOneProcess) {
 TEST_F(CheckpointsOfRanks, RanksThatDoNotSeeTheFolderSendTheirTensors) {
   for (const int64_t size : {2, 4}) {
     SCOPED_TRACE(fmt::format("{} ranks", size));
-    const run::Folder run{folder / fmt::format("ranks{}", size)}, odd{folder / "elsewhere"};
+    const run::Folder run{folder / fmt::format("ranks{}", size)};
+    const run::Folder odd{folder / "elsewhere"};
     save_with_ranks(size, run, odd);
     expect_same(run);
     EXPECT_FALSE(fs::exists(odd.path));

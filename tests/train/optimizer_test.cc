@@ -13,12 +13,14 @@ namespace {
 
 // [Loshchilov & Hutter 2019, Alg. 2]; g already clipped.
 struct Element {
-  double x, m = 0, v = 0;
+  double x;
+  double m = 0;
+  double v = 0;
   void step(double g, double rate, double decay, const TrainConfig& c, int64_t t) {
     m = c.beta1 * m + (1 - c.beta1) * g;
     v = c.beta2 * v + (1 - c.beta2) * g * g;
-    const double m_hat = m / (1 - std::pow(c.beta1, double(t))),
-                 v_hat = v / (1 - std::pow(c.beta2, double(t)));
+    const double m_hat = m / (1 - std::pow(c.beta1, double(t)));
+    const double v_hat = v / (1 - std::pow(c.beta2, double(t)));
     x = x - rate * decay * x - rate * m_hat / (std::sqrt(v_hat) + c.epsilon);
   }
 };
@@ -69,8 +71,9 @@ void expect_formula(double clip, double tolerance) {
       expected[item.key()].push_back({item.value().flatten()[i].item<double>()});
   AdamW optimizer(*model, c);
   for (int64_t step = 0; step < 4; ++step) {
-    const double norm = norm_of(*model, step), scale = clip > 0 ? std::min(1.0, clip / norm) : 1,
-                 rate = 0.1 / double(step + 1);
+    const double norm = norm_of(*model, step);
+    const double scale = clip > 0 ? std::min(1.0, clip / norm) : 1;
+    const double rate = 0.1 / double(step + 1);
     set_gradients(*model, step);
     EXPECT_NEAR(optimizer.step(rate, step).item<double>(), norm, 1e-5 * norm) << "step " << step;
     for (const auto& item : model->named_parameters()) {
@@ -168,8 +171,8 @@ void step_in_float64(at::Tensor& x, at::Tensor& m, at::Tensor& v, const at::Tens
   const double time = double(s.step);
   m = s.beta1 * m + (1 - s.beta1) * g;
   v = s.beta2 * v + (1 - s.beta2) * g * g;
-  const at::Tensor m_hat = m / (1 - std::pow(s.beta1, time)),
-                   v_hat = v / (1 - std::pow(s.beta2, time));
+  const at::Tensor m_hat = m / (1 - std::pow(s.beta1, time));
+  const at::Tensor v_hat = v / (1 - std::pow(s.beta2, time));
   x = x - s.learning_rate * s.weight_decay * x -
       s.learning_rate * m_hat / (v_hat.sqrt() + s.epsilon);
 }
@@ -180,8 +183,11 @@ void expect_within(const at::Tensor& found, const at::Tensor& expected, double e
 
 void expect_kernel_right(double weight_decay, double scale) {
   SCOPED_TRACE(fmt::format("weight decay {}, scale {}", weight_decay, scale));
-  const ops::AdamWTensors t = adamw_tensors(), again = adamw_tensors();
-  std::vector<at::Tensor> x, m, v;
+  const ops::AdamWTensors t = adamw_tensors();
+  const ops::AdamWTensors again = adamw_tensors();
+  std::vector<at::Tensor> x;
+  std::vector<at::Tensor> m;
+  std::vector<at::Tensor> v;
   for (const at::Tensor& parameter : t.parameters) {
     x.push_back(parameter.to(at::kDouble));
     m.push_back(at::zeros_like(x.back()));
@@ -215,8 +221,10 @@ TEST(AdamW, OnCudaIsTheFormulaForAnySizeAndAddress) {
 
 TEST(AdamW, OnCudaEqualsTheOneOfTorch) {
   if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
-  const ops::AdamWTensors t = adamw_tensors(), torchs = adamw_tensors();
-  const at::Tensor scale = cuda_scalar(1.5), broken = cuda_scalar(0);
+  const ops::AdamWTensors t = adamw_tensors();
+  const ops::AdamWTensors torchs = adamw_tensors();
+  const at::Tensor scale = cuda_scalar(1.5);
+  const at::Tensor broken = cuda_scalar(0);
   for (int64_t step = 1; step <= 3; ++step) {
     const std::vector<at::Tensor> steps(kSizes.size(), cuda_scalar(double(step)));
     ops::adamw_(t, {0.01, 0.9, 0.95, 0.1, 1e-8, step}, scale, broken);
@@ -234,7 +242,8 @@ TEST(AdamW, OnCudaEqualsTheOneOfTorch) {
 
 TEST(AdamW, OnCudaABrokenStepChangesNothing) {
   if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
-  const ops::AdamWTensors t = adamw_tensors(), before = adamw_tensors();
+  const ops::AdamWTensors t = adamw_tensors();
+  const ops::AdamWTensors before = adamw_tensors();
   for (const at::Tensor& gradient : t.gradients) gradient.fill_(NAN);
   ops::adamw_(t, adamw_settings(0.3, 1), cuda_scalar(NAN), cuda_scalar(1));
   for (size_t i = 0; i < kSizes.size(); ++i) {
@@ -247,7 +256,8 @@ TEST(AdamW, OnCudaABrokenStepChangesNothing) {
 TEST(AdamW, OnCudaChangesTheVersionsOfWhatItWrites) {
   if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
   const ops::AdamWTensors t = adamw_tensors();
-  const auto version = t.parameters.back()._version(), moment = t.squares.back()._version();
+  const auto version = t.parameters.back()._version();
+  const auto moment = t.squares.back()._version();
   ops::adamw_(t, adamw_settings(0.3, 1), cuda_scalar(1), cuda_scalar(0));
   EXPECT_GT(t.parameters.back()._version(), version);
   EXPECT_GT(t.squares.back()._version(), moment);
@@ -256,12 +266,14 @@ TEST(AdamW, OnCudaChangesTheVersionsOfWhatItWrites) {
 // The norm of the gradients, the clip and the groups with it.
 TEST(AdamW, OnCudaEqualsTheCpu) {
   if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
-  const auto model = nn::random_model(kModel), on_cuda = nn::random_model(kModel);
+  const auto model = nn::random_model(kModel);
+  const auto on_cuda = nn::random_model(kModel);
   on_cuda->to(at::kCUDA, at::kFloat);
   TrainConfig c;
   c.clip = 0.5;
   c.weight_decay = 0.3;
-  AdamW optimizer(*model, c), other(*on_cuda, c);
+  AdamW optimizer(*model, c);
+  AdamW other(*on_cuda, c);
   for (int64_t step = 0; step < 3; ++step) {
     set_gradients(*model, step);
     set_gradients(*on_cuda, step);

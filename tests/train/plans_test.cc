@@ -17,7 +17,8 @@
 namespace assay::train {
 namespace {
 
-constexpr int64_t kVocabulary = 300, kRecordedVocabulary = 16000;
+constexpr int64_t kVocabulary = 300;
+constexpr int64_t kRecordedVocabulary = 16000;
 const fs::path kPlans = fs::path(ASSAY_SOURCE_DIR) / "plans";
 const fs::path kRecords = fs::path(ASSAY_SOURCE_DIR) / "docs/results/records";
 
@@ -27,11 +28,11 @@ class Plans : public testing::Test {
   Plans() {
     data::PrepareOptions options{
         .store = folder_ / "store", .tokenizer = folder_ / "t.model", .valid_fraction = 0.3};
-    for (const std::string domain : {"cc", "c4", "arxiv", "book", "github", "stack", "wiki",
-                                     "known_a", "known_b", "fresh_a", "fresh_b", "fresh_c",
-                                     "chinese", "css", "data", "french", "german", "hardware",
-                                     "html", "japanese", "latin", "patches", "russian", "shell",
-                                     "spanish", "svg", "terminal", "verse"}) {
+    for (const std::string domain :
+         {"cc",      "c4",      "arxiv",   "book",     "github",  "stack",    "wiki",
+          "known_a", "known_b", "fresh_a", "fresh_b",  "fresh_c", "chinese",  "css",
+          "data",    "french",  "german",  "hardware", "html",    "japanese", "latin",
+          "patches", "russian", "shell",   "spanish",  "svg",     "terminal", "verse"}) {
       options.domains.emplace_back(domain, domain + ".*");
       for (const std::string split : {"train", "test"})
         options.inputs.push_back(

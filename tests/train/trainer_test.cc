@@ -89,7 +89,8 @@ TEST(Trainer, RecomputedActivationsGiveTheSameWeights) {
                      "steps = 3\nprecision = 'fp64'\nepsilon = 1e-3\nrecompute_activations = ") +
                      recompute + "\n"),
           {.store = folder / "store", .run = folder / recompute, .device = "cpu"});
-  const auto kept = weights(folder, "false", 3), recomputed = weights(folder, "true", 3);
+  const auto kept = weights(folder, "false", 3);
+  const auto recomputed = weights(folder, "true", 3);
   for (size_t i = 0; i < kept.size(); ++i)
     EXPECT_LE(nn::relative_error(recomputed[i].second, kept[i].second), 1e-12) << kept[i].first;
 }

@@ -42,7 +42,8 @@ struct FeedForward final : ProjectedMixer {
 
   double mixing_flops(int64_t) const override { return 0; }
 
-  std::shared_ptr<Linear> in_proj, out_proj;
+  std::shared_ptr<Linear> in_proj;
+  std::shared_ptr<Linear> out_proj;
 };
 
 const RegisterChannelMixer<FeedForward<kGelu>> plain("gelu", "W₂ gelu(W₁ x)",

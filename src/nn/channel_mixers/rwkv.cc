@@ -14,8 +14,8 @@
 
 #include "nn/initial_values.h"
 #include "nn/layers.h"
-#include "ops/rowwise/squared_relu/squared_relu.h"
 #include "ops/recurrence/token_shift/token_shift.h"
+#include "ops/rowwise/squared_relu/squared_relu.h"
 
 namespace assay::nn {
 namespace {
@@ -33,7 +33,8 @@ struct RwkvChannelMix final : Mixer {
   };
 
   RwkvChannelMix(const Config& c, const Place& p) {
-    const int64_t d = p.d_model, hidden = c.d_ff > 0 ? c.d_ff : gated ? d * 7 / 2 / 32 * 32 : 4 * d;
+    const int64_t d = p.d_model;
+    const int64_t hidden = c.d_ff > 0 ? c.d_ff : gated ? d * 7 / 2 / 32 * 32 : 4 * d;
     const double power = gated ? rwkv::height(p) : std::pow(rwkv::height(p), 4);
     const at::Tensor row = of_previous(1 - rwkv::fraction(d).pow(power));
     mix = add_parameter("mix", torch::zeros({gated ? 2 : 1, d}),
@@ -57,7 +58,9 @@ struct RwkvChannelMix final : Mixer {
 
   double mixing_flops(int64_t) const override { return 0; }
 
-  std::shared_ptr<Linear> in_proj, r_proj, out_proj;
+  std::shared_ptr<Linear> in_proj;
+  std::shared_ptr<Linear> r_proj;
+  std::shared_ptr<Linear> out_proj;
   at::Tensor mix;  // [1 or 2, d], of k and r
 };
 

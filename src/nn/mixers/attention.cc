@@ -24,20 +24,27 @@
 #include "nn/mixer.h"
 #include "ops/attention/decode_attention/decode_attention.h"
 #include "ops/attention/rotary_qkv/rotary_qkv.h"
-#include "ops/core/split.h"
 #include "ops/attention/window_attention/window_attention.h"
+#include "ops/core/split.h"
 
 namespace assay::nn {
 namespace {
 
 struct Attention final : ProjectedMixer {
   struct Config {
-    int64_t num_heads = 4, num_kv_heads = 0, head_dim = 0, window = -1;
+    int64_t num_heads = 4;
+    int64_t num_kv_heads = 0;
+    int64_t head_dim = 0;
+    int64_t window = -1;
     std::string position = "rope";
-    double rope_base = 10000, rotary_fraction = 1;
+    double rope_base = 10000;
+    double rotary_fraction = 1;
     std::string gate = "none";
-    bool qk_norm = false, bias = false;
-    double initial_scale = 20, scale_learning_rate = 40, temperature = 0;
+    bool qk_norm = false;
+    bool bias = false;
+    double initial_scale = 20;
+    double scale_learning_rate = 40;
+    double temperature = 0;
     std::string constants = "none";
     int64_t max_positions = 0;
     void fields(auto&& field) {
@@ -67,7 +74,9 @@ struct Attention final : ProjectedMixer {
       : config(expanded(c, d_model)),
         rotary_dim(int64_t(config.rotary_fraction * double(config.head_dim)) / 2 * 2),
         rotary(rotary_dim, config.rope_base) {
-    const int64_t heads = config.num_heads, kv_heads = config.num_kv_heads, D = config.head_dim;
+    const int64_t heads = config.num_heads;
+    const int64_t kv_heads = config.num_kv_heads;
+    const int64_t D = config.head_dim;
     parts = {constant_queries() ? 0 : heads, constant_keys() ? 0 : kv_heads, kv_heads};
     columns = {(parts[0] + parts[1] + parts[2]) * D};
     if (config.gate != "none") columns.push_back(config.gate == "head" ? heads : heads * D);
@@ -146,7 +155,10 @@ struct Attention final : ProjectedMixer {
   // projected x without the gate. `position` is that of the first token, or a list with one
   // position per token of projected [1, B, N].
   struct Placed {
-    at::Tensor q, k, v;  // [B, T, H or Hkv, D]
+    // [B, T, H or Hkv, D]
+    at::Tensor q;
+    at::Tensor k;
+    at::Tensor v;
     double softmax_scale;
   };
   template <class Position>
@@ -244,7 +256,9 @@ struct Attention final : ProjectedMixer {
 
   // One token per row: q, k, v [B, heads, D], and what decode_attention does with them.
   struct Token {
-    at::Tensor q, k, v;
+    at::Tensor q;
+    at::Tensor k;
+    at::Tensor v;
     ops::DecodeOptions options;
   };
   // Whether decode_attention takes them from the projection.
@@ -270,7 +284,8 @@ struct Attention final : ProjectedMixer {
       return config.window < 0 ? grow(state, name, x.unsqueeze(1), 1)
                                : append_last(state, name, x.unsqueeze(1), config.window - 1);
     };
-    const at::Tensor keys = all("k", token.k), values = all("v", token.v);
+    const at::Tensor keys = all("k", token.k);
+    const at::Tensor values = all("v", token.v);
     return ops::decode_attention(token.q, token.k, token.v, keys, values, position, token.options);
   }
 
@@ -318,8 +333,13 @@ struct Attention final : ProjectedMixer {
   Rotary rotary;
   std::vector<int64_t> parts;    // heads of q, k, v that are projected
   std::vector<int64_t> columns;  // that `qkv` makes: of queries, keys and values, and of the gate
-  std::shared_ptr<Linear> qkv, out_proj;
-  at::Tensor scale, queries, keys, slopes;  // undefined when not configured
+  std::shared_ptr<Linear> qkv;
+  std::shared_ptr<Linear> out_proj;
+  // undefined when not configured
+  at::Tensor scale;
+  at::Tensor queries;
+  at::Tensor keys;
+  at::Tensor slopes;
 };
 
 const RegisterMixer<Attention> registered(

@@ -17,7 +17,8 @@ namespace {
 struct BaseConv final : Mixer {
   struct Config {
     std::string form = "based";
-    int64_t expand = 4, conv_width = 3;
+    int64_t expand = 4;
+    int64_t conv_width = 3;
     bool conv_bias = true;
     void fields(auto&& field) {
       field("form", form, "based, zoology or lfm2");
@@ -32,7 +33,8 @@ struct BaseConv final : Mixer {
     one_of("base_conv", "form", c.form, {"based", "zoology", "lfm2"});
     if (inner < 1 || c.conv_width < 1)
       fail("base_conv: expand = {} and conv_width = {} must be positive", c.expand, c.conv_width);
-    const bool lfm2 = c.form == "lfm2", bias = !lfm2 || c.conv_bias;
+    const bool lfm2 = c.form == "lfm2";
+    const bool bias = !lfm2 || c.conv_bias;
     conv =
         register_module("conv", std::make_shared<ShortConv>(inner, c.conv_width, c.conv_bias,
                                                             c.form == "based" ? "silu" : "none"));
@@ -61,7 +63,9 @@ struct BaseConv final : Mixer {
   Config config;
   int64_t inner;
   std::shared_ptr<ShortConv> conv;
-  std::shared_ptr<Linear> in_proj, out_proj;  // the last null in zoology's form
+  // the last null in zoology's form
+  std::shared_ptr<Linear> in_proj;
+  std::shared_ptr<Linear> out_proj;
 };
 
 const RegisterMixer<BaseConv> registered(

@@ -17,8 +17,8 @@
 #include "nn/initial_values.h"
 #include "nn/layers.h"
 #include "nn/short_conv.h"
-#include "ops/recurrence/delta_rule/delta_rule.h"
 #include "ops/core/split.h"
+#include "ops/recurrence/delta_rule/delta_rule.h"
 #include "ops/rowwise/unit_length/unit_length.h"
 
 namespace assay::nn {
@@ -26,8 +26,13 @@ namespace {
 
 struct Comba final : ProjectedMixer {
   struct Config {
-    int64_t num_heads = 4, head_dim = 0, value_head_dim = 0, conv_width = 4;
-    double initial_correction = 1, conv_std = 0, norm_eps = 1e-5;
+    int64_t num_heads = 4;
+    int64_t head_dim = 0;
+    int64_t value_head_dim = 0;
+    int64_t conv_width = 4;
+    double initial_correction = 1;
+    double conv_std = 0;
+    double norm_eps = 1e-5;
     void fields(auto&& field) {
       field("num_heads", num_heads, "heads");
       field("head_dim", head_dim, "of queries and keys; 0: 3/4 d_model / num_heads");
@@ -74,7 +79,8 @@ struct Comba final : ProjectedMixer {
     const auto part = ops::split(projected, {2 * K + V, V, 2 * H});
     const auto qkv = conv->forward(part[0], state, {K, K, V});
     const auto dtype = projected.scalar_type();
-    const at::Tensor key = heads(qkv[1]), k = unit_length(key);
+    const at::Tensor key = heads(qkv[1]);
+    const at::Tensor k = unit_length(key);
     const at::Tensor fed_back = key * feedback.sigmoid().to(dtype).unsqueeze(-1);
     const at::Tensor q = unit_length(heads(qkv[0]) - fed_back * D.to(dtype).unsqueeze(-1));
     const auto gates = wide(part[2]).chunk(2, -1);
@@ -93,11 +99,17 @@ struct Comba final : ProjectedMixer {
   }
 
   Config config;
-  int64_t K, V;  // of all heads
-  std::shared_ptr<Linear> in_proj, out_proj;
+  // of all heads
+  int64_t K;
+  int64_t V;
+  std::shared_ptr<Linear> in_proj;
+  std::shared_ptr<Linear> out_proj;
   std::shared_ptr<ShortConv> conv;
   std::shared_ptr<Norm> norm;
-  at::Tensor feedback, D, A_log, dt_bias;
+  at::Tensor feedback;
+  at::Tensor D;
+  at::Tensor A_log;
+  at::Tensor dt_bias;
 };
 
 const RegisterMixer<Comba> registered(

@@ -22,9 +22,11 @@ namespace {
 struct DeltaNet final : Mixer {
   struct Config {
     int64_t num_heads = 4;
-    double expand_k = 1, expand_v = 1;
+    double expand_k = 1;
+    double expand_v = 1;
     int64_t conv_width = 4;
-    double conv_std = 0, norm_eps = 1e-5;
+    double conv_std = 0;
+    double norm_eps = 1e-5;
     void fields(auto&& field) {
       field("num_heads", num_heads, "heads");
       field("expand_k", expand_k, "width of the keys over d_model");
@@ -70,8 +72,12 @@ struct DeltaNet final : Mixer {
   }
 
   Config config;
-  int64_t K, V;  // of all heads
-  std::shared_ptr<Linear> qkv, beta_proj, out_proj;
+  // of all heads
+  int64_t K;
+  int64_t V;
+  std::shared_ptr<Linear> qkv;
+  std::shared_ptr<Linear> beta_proj;
+  std::shared_ptr<Linear> out_proj;
   std::shared_ptr<ShortConv> conv;
   std::shared_ptr<Norm> norm;
 };

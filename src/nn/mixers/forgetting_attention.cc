@@ -12,16 +12,19 @@
 #include "nn/cache.h"
 #include "nn/layers.h"
 #include "nn/mixer.h"
-#include "ops/core/split.h"
 #include "ops/attention/window_attention/window_attention.h"
+#include "ops/core/split.h"
 
 namespace assay::nn {
 namespace {
 
 struct ForgettingAttention final : ProjectedMixer {
   struct Config {
-    int64_t num_heads = 4, num_kv_heads = 0, head_dim = 0;
-    bool qk_norm = false, output_gate = false;
+    int64_t num_heads = 4;
+    int64_t num_kv_heads = 0;
+    int64_t head_dim = 0;
+    bool qk_norm = false;
+    bool output_gate = false;
     double norm_eps = 1e-5;
     void fields(auto&& field) {
       field("num_heads", num_heads, "query heads, each with a gate");
@@ -46,7 +49,9 @@ struct ForgettingAttention final : ProjectedMixer {
       : config(expanded(c, d_model)),
         sharers(config.num_heads / config.num_kv_heads),
         columns((3 * sharers + 7) / 8 * 8) {
-    const int64_t H = config.num_heads, Hk = config.num_kv_heads, D = config.head_dim;
+    const int64_t H = config.num_heads;
+    const int64_t Hk = config.num_kv_heads;
+    const int64_t D = config.head_dim;
     parts = {H * D, Hk * D, Hk * D, H};
     if (config.output_gate) parts.push_back(H * D);
     in_proj = add_linear("in_proj", d_model, c10::sum_integers(parts));
@@ -68,13 +73,17 @@ struct ForgettingAttention final : ProjectedMixer {
 
   // q, v [B, T, ·, D + columns], k [B, T, Hk, D] and ln σ(f + b) [B, T, H]
   struct Heads {
-    at::Tensor q, k, v, log_forget;
+    at::Tensor q;
+    at::Tensor k;
+    at::Tensor v;
+    at::Tensor log_forget;
   };
   Heads heads_of(const std::vector<at::Tensor>& part) const {
     const auto heads = [&](const at::Tensor& x, const std::shared_ptr<Norm>& norm) {
       return (norm ? norm->forward(x) : x).unflatten(-1, {-1, config.head_dim});
     };
-    const at::Tensor q = heads(part[0], q_norm), k = heads(part[1], k_norm);
+    const at::Tensor q = heads(part[0], q_norm);
+    const at::Tensor k = heads(part[1], k_norm);
     const at::Tensor of_q =
         own_columns.to(q.scalar_type()).expand({q.size(0), q.size(1), config.num_heads, columns});
     return {at::cat({q, of_q}, -1), k, at::constant_pad_nd(heads(part[2], nullptr), {0, columns}),
@@ -84,8 +93,10 @@ struct ForgettingAttention final : ProjectedMixer {
   at::Tensor with_sums(const at::Tensor& k, const at::Tensor& log_forget, State& state) const {
     const at::Tensor sums = running_sum(log_forget.unsqueeze(-1), state, "c");
     const at::Tensor x = sums.flatten(2).unflatten(2, {-1, sharers}) / -scale();
-    const at::Tensor high = x.to(k.scalar_type()), rest = x.detach() - high.detach();
-    const at::Tensor middle = rest.to(k.scalar_type()), low = (rest - middle).to(k.scalar_type());
+    const at::Tensor high = x.to(k.scalar_type());
+    const at::Tensor rest = x.detach() - high.detach();
+    const at::Tensor middle = rest.to(k.scalar_type());
+    const at::Tensor low = (rest - middle).to(k.scalar_type());
     return at::constant_pad_nd(at::cat({k, high, middle, low}, -1), {0, columns - 3 * sharers});
   }
 
@@ -123,7 +134,8 @@ struct ForgettingAttention final : ProjectedMixer {
   at::Tensor attention_weights(const at::Tensor& x) const override {
     const Heads heads = heads_of(ops::split(in_proj->forward(x), parts));
     State none;
-    const at::Tensor k = with_sums(heads.k, heads.log_forget, none), v = values_of_positions(k);
+    const at::Tensor k = with_sums(heads.k, heads.log_forget, none);
+    const at::Tensor v = values_of_positions(k);
     return ops::window_attention_reference(heads.q, k, v, -1, scale()).transpose(1, 2);
   }
 
@@ -132,11 +144,17 @@ struct ForgettingAttention final : ProjectedMixer {
   }
 
   Config config;
-  int64_t sharers, columns;  // query heads per key head; channels in addition to D
+  // query heads per key head; channels in addition to D
+  int64_t sharers;
+  int64_t columns;
   std::vector<int64_t> parts;
-  std::shared_ptr<Linear> in_proj, out_proj;
-  std::shared_ptr<Norm> q_norm, k_norm;  // null without qk_norm
-  at::Tensor forget_bias, own_columns;
+  std::shared_ptr<Linear> in_proj;
+  std::shared_ptr<Linear> out_proj;
+  // null without qk_norm
+  std::shared_ptr<Norm> q_norm;
+  std::shared_ptr<Norm> k_norm;
+  at::Tensor forget_bias;
+  at::Tensor own_columns;
 };
 
 const RegisterMixer<ForgettingAttention> registered(

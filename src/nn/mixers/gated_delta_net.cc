@@ -16,8 +16,8 @@
 #include "nn/initial_values.h"
 #include "nn/layers.h"
 #include "nn/short_conv.h"
-#include "ops/recurrence/delta_rule/delta_rule.h"
 #include "ops/core/split.h"
+#include "ops/recurrence/delta_rule/delta_rule.h"
 #include "ops/rowwise/unit_length/unit_length.h"
 
 namespace assay::nn {
@@ -25,8 +25,13 @@ namespace {
 
 struct GatedDeltaNet final : Mixer {
   struct Config {
-    int64_t num_heads = 4, num_key_heads = 0, head_dim = 0, value_head_dim = 0, conv_width = 4;
-    double conv_std = 0, norm_eps = 1e-5;
+    int64_t num_heads = 4;
+    int64_t num_key_heads = 0;
+    int64_t head_dim = 0;
+    int64_t value_head_dim = 0;
+    int64_t conv_width = 4;
+    double conv_std = 0;
+    double norm_eps = 1e-5;
     void fields(auto&& field) {
       field("num_heads", num_heads, "heads of the values, and of the state");
       field("num_key_heads", num_key_heads,
@@ -92,11 +97,16 @@ struct GatedDeltaNet final : Mixer {
   }
 
   Config config;
-  int64_t K, V;  // of all heads
-  std::shared_ptr<Linear> qkvz_proj, ba_proj, out_proj;
+  // of all heads
+  int64_t K;
+  int64_t V;
+  std::shared_ptr<Linear> qkvz_proj;
+  std::shared_ptr<Linear> ba_proj;
+  std::shared_ptr<Linear> out_proj;
   std::shared_ptr<ShortConv> conv;
   std::shared_ptr<Norm> norm;
-  at::Tensor A_log, dt_bias;
+  at::Tensor A_log;
+  at::Tensor dt_bias;
 };
 
 const RegisterMixer<GatedDeltaNet> registered(

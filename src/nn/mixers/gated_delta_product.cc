@@ -17,8 +17,8 @@
 #include "nn/initial_values.h"
 #include "nn/layers.h"
 #include "nn/short_conv.h"
-#include "ops/recurrence/delta_rule/delta_rule.h"
 #include "ops/core/split.h"
+#include "ops/recurrence/delta_rule/delta_rule.h"
 #include "ops/rowwise/unit_length/unit_length.h"
 
 namespace assay::nn {
@@ -26,10 +26,16 @@ namespace {
 
 struct GatedDeltaProduct final : ProjectedMixer {
   struct Config {
-    int64_t num_steps = 2, num_heads = 4, num_key_heads = 0, head_dim = 0, value_head_dim = 0;
+    int64_t num_steps = 2;
+    int64_t num_heads = 4;
+    int64_t num_key_heads = 0;
+    int64_t head_dim = 0;
+    int64_t value_head_dim = 0;
     int64_t conv_width = 4;
-    bool decay = true, negative_eigenvalues = true;
-    double conv_std = 0, norm_eps = 1e-5;
+    bool decay = true;
+    bool negative_eigenvalues = true;
+    double conv_std = 0;
+    double norm_eps = 1e-5;
     void fields(auto&& field) {
       field("num_steps", num_steps, "n, steps of the delta rule per token");
       field("num_heads", num_heads, "heads of the values, and of the state");
@@ -65,7 +71,9 @@ struct GatedDeltaProduct final : ProjectedMixer {
       : config(expanded(c, d_model)),
         K(config.num_key_heads * config.head_dim),
         V(config.num_heads * config.value_head_dim) {
-    const int64_t heads = config.num_heads, n = config.num_steps, mixed = K + n * (K + V);
+    const int64_t heads = config.num_heads;
+    const int64_t n = config.num_steps;
+    const int64_t mixed = K + n * (K + V);
     in_proj = add_linear("in_proj", d_model, mixed + V + n * heads + (config.decay ? heads : 0));
     conv = register_module("conv", std::make_shared<ShortConv>(mixed, config.conv_width, false,
                                                                "silu", config.conv_std));
@@ -79,7 +87,9 @@ struct GatedDeltaProduct final : ProjectedMixer {
 
   Projection input_projection() const override { return in_proj->projection(); }
   at::Tensor mix(const at::Tensor& projected, State& state) override {
-    const int64_t heads = config.num_heads, n = config.num_steps, mixed = K + n * (K + V);
+    const int64_t heads = config.num_heads;
+    const int64_t n = config.num_steps;
+    const int64_t mixed = K + n * (K + V);
     const auto part = ops::split(projected, {mixed, V, projected.size(2) - mixed - V});
     const auto qkv = conv->forward(part[0], state, {K, n * K, n * V});
     const auto unit = [&](const at::Tensor& t, int64_t parts) {
@@ -92,8 +102,8 @@ struct GatedDeltaProduct final : ProjectedMixer {
     const auto gates = wide(part[2]).split_with_sizes({n * heads, part[2].size(2) - n * heads}, -1);
     const double factor = config.negative_eigenvalues ? 2 : 1;
     const at::Tensor beta = factor * steps(gates[0].sigmoid());
-    const at::Tensor k = steps(unit(qkv[1], n * config.num_key_heads)),
-                     v = steps(qkv[2].unflatten(-1, {n * heads, -1}));
+    const at::Tensor k = steps(unit(qkv[1], n * config.num_key_heads));
+    const at::Tensor v = steps(qkv[2].unflatten(-1, {n * heads, -1}));
     const double scale = 1 / std::sqrt(double(config.head_dim));
     at::Tensor y;
     if (config.decay) {
@@ -111,16 +121,22 @@ struct GatedDeltaProduct final : ProjectedMixer {
   }
 
   double mixing_flops(int64_t) const override {
-    const int64_t n = config.num_steps, mixed = K + n * (K + V);
+    const int64_t n = config.num_steps;
+    const int64_t mixed = K + n * (K + V);
     return double(4 * n + 3) * double(config.head_dim * V) + double(2 * config.conv_width * mixed);
   }
 
   Config config;
-  int64_t K, V;  // of all heads, of one step
-  std::shared_ptr<Linear> in_proj, out_proj;
+  // of all heads, of one step
+  int64_t K;
+  int64_t V;
+  std::shared_ptr<Linear> in_proj;
+  std::shared_ptr<Linear> out_proj;
   std::shared_ptr<ShortConv> conv;
   std::shared_ptr<Norm> norm;
-  at::Tensor A_log, dt_bias;  // undefined without a decay
+  // undefined without a decay
+  at::Tensor A_log;
+  at::Tensor dt_bias;
 };
 
 const RegisterMixer<GatedDeltaProduct> registered(

@@ -17,8 +17,8 @@
 #include "nn/initial_values.h"
 #include "nn/layers.h"
 #include "nn/short_conv.h"
-#include "ops/recurrence/delta_rule/delta_rule.h"
 #include "ops/core/split.h"
+#include "ops/recurrence/delta_rule/delta_rule.h"
 #include "ops/rowwise/unit_length/unit_length.h"
 
 namespace assay::nn {
@@ -26,8 +26,13 @@ namespace {
 
 struct GatedDeltaNet2 final : ProjectedMixer {
   struct Config {
-    int64_t num_heads = 4, head_dim = 0, value_head_dim = 0, gate_rank = 0, conv_width = 4;
-    double conv_std = 0, norm_eps = 1e-5;
+    int64_t num_heads = 4;
+    int64_t head_dim = 0;
+    int64_t value_head_dim = 0;
+    int64_t gate_rank = 0;
+    int64_t conv_width = 4;
+    double conv_std = 0;
+    double norm_eps = 1e-5;
     bool negative_eigenvalues = false;
     void fields(auto&& field) {
       field("num_heads", num_heads, "heads");
@@ -81,7 +86,8 @@ struct GatedDeltaNet2 final : ProjectedMixer {
     if (config.negative_eigenvalues) erase = 2 * erase;
     const at::Tensor rate = once_for_steps(state, [this] { return A_log.exp().unsqueeze(-1); });
     const at::Tensor g = -rate * at::softplus(heads(wide(decay_proj->forward(part[3])) + dt_bias));
-    const at::Tensor k = unit(qkv[1]), v = heads(qkv[2] * part[2].sigmoid());
+    const at::Tensor k = unit(qkv[1]);
+    const at::Tensor v = heads(qkv[2] * part[2].sigmoid());
     const at::Tensor removed = (k * (erase * g.exp())).to(k.scalar_type()).neg();
     at::Tensor y;
     std::tie(y, state["S"]) = ops::rwkv7(unit(qkv[0]), g, k, v, removed, k,
@@ -94,11 +100,17 @@ struct GatedDeltaNet2 final : ProjectedMixer {
   }
 
   Config config;
-  int64_t K, V;  // of all heads
-  std::shared_ptr<Linear> in_proj, decay_proj, gate_proj, out_proj;
+  // of all heads
+  int64_t K;
+  int64_t V;
+  std::shared_ptr<Linear> in_proj;
+  std::shared_ptr<Linear> decay_proj;
+  std::shared_ptr<Linear> gate_proj;
+  std::shared_ptr<Linear> out_proj;
   std::shared_ptr<ShortConv> conv;
   std::shared_ptr<Norm> norm;
-  at::Tensor A_log, dt_bias;
+  at::Tensor A_log;
+  at::Tensor dt_bias;
 };
 
 const RegisterMixer<GatedDeltaNet2> registered(

@@ -11,8 +11,8 @@
 
 #include "nn/layers.h"
 #include "nn/mixer.h"
-#include "ops/recurrence/linear_attention/linear_attention.h"
 #include "ops/core/split.h"
+#include "ops/recurrence/linear_attention/linear_attention.h"
 
 namespace assay::nn {
 namespace {
@@ -20,9 +20,11 @@ namespace {
 struct GatedLinearAttention final : Mixer {
   struct Config {
     int64_t num_heads = 4;
-    double expand_k = 0.5, expand_v = 1;
+    double expand_k = 0.5;
+    double expand_v = 1;
     int64_t gate_rank = 16;
-    double gate_normalizer = 16, norm_eps = 1e-5;
+    double gate_normalizer = 16;
+    double norm_eps = 1e-5;
     void fields(auto&& field) {
       field("num_heads", num_heads, "heads");
       field("expand_k", expand_k, "width of the keys over d_model");
@@ -63,8 +65,11 @@ struct GatedLinearAttention final : Mixer {
   }
 
   Config config;
-  int64_t K, V;  // of all heads
-  std::shared_ptr<Linear> qkvg_proj, out_proj;
+  // of all heads
+  int64_t K;
+  int64_t V;
+  std::shared_ptr<Linear> qkvg_proj;
+  std::shared_ptr<Linear> out_proj;
   std::shared_ptr<LowRank> gk;
   std::shared_ptr<Norm> norm;
 };

@@ -16,8 +16,8 @@
 #include "nn/initial_values.h"
 #include "nn/layers.h"
 #include "nn/short_conv.h"
-#include "ops/recurrence/delta_rule/delta_rule.h"
 #include "ops/core/split.h"
+#include "ops/recurrence/delta_rule/delta_rule.h"
 #include "ops/rowwise/unit_length/unit_length.h"
 
 namespace assay::nn {
@@ -25,9 +25,16 @@ namespace {
 
 struct KimiDeltaAttention final : ProjectedMixer {
   struct Config {
-    int64_t num_heads = 4, head_dim = 0, value_head_dim = 0, gate_rank = 0, conv_width = 4;
-    double conv_std = 0, norm_eps = 1e-5, gate_bound = 0;
-    bool gate_bias = true, negative_eigenvalues = false;
+    int64_t num_heads = 4;
+    int64_t head_dim = 0;
+    int64_t value_head_dim = 0;
+    int64_t gate_rank = 0;
+    int64_t conv_width = 4;
+    double conv_std = 0;
+    double norm_eps = 1e-5;
+    double gate_bound = 0;
+    bool gate_bias = true;
+    bool negative_eigenvalues = false;
     void fields(auto&& field) {
       field("num_heads", num_heads, "heads");
       field("head_dim", head_dim, "of queries and keys; 0: d_model / num_heads");
@@ -81,7 +88,8 @@ struct KimiDeltaAttention final : ProjectedMixer {
     const auto part =
         ops::split(projected, {2 * K + V, config.gate_rank, config.gate_rank, config.num_heads});
     const auto qkv = conv->forward(part[0], state, {K, K, V});
-    const at::Tensor k = unit(qkv[1]), g = log_decays(decay_proj->forward(part[1]), state);
+    const at::Tensor k = unit(qkv[1]);
+    const at::Tensor g = log_decays(decay_proj->forward(part[1]), state);
     at::Tensor beta = wide(part[3]).sigmoid();
     if (config.negative_eigenvalues) beta = 2 * beta;
     const at::Tensor written = (k * beta.unsqueeze(-1)).to(k.scalar_type());
@@ -105,11 +113,17 @@ struct KimiDeltaAttention final : ProjectedMixer {
   }
 
   Config config;
-  int64_t K, V;  // of all heads
-  std::shared_ptr<Linear> in_proj, decay_proj, gate_proj, out_proj;
+  // of all heads
+  int64_t K;
+  int64_t V;
+  std::shared_ptr<Linear> in_proj;
+  std::shared_ptr<Linear> decay_proj;
+  std::shared_ptr<Linear> gate_proj;
+  std::shared_ptr<Linear> out_proj;
   std::shared_ptr<ShortConv> conv;
   std::shared_ptr<Norm> norm;
-  at::Tensor A_log, dt_bias;
+  at::Tensor A_log;
+  at::Tensor dt_bias;
 };
 
 const RegisterMixer<KimiDeltaAttention> registered(

@@ -24,8 +24,12 @@ namespace {
 
 struct Longhorn final : ProjectedMixer {
   struct Config {
-    int64_t state_size = 16, expand = 2, conv_width = 4, dt_rank = 0;
-    bool scalar_beta = false, exact = false;
+    int64_t state_size = 16;
+    int64_t expand = 2;
+    int64_t conv_width = 4;
+    int64_t dt_rank = 0;
+    bool scalar_beta = false;
+    bool exact = false;
     void fields(auto&& field) {
       field("state_size", state_size, "N, states per channel");
       field("expand", expand, "inner channels over d_model");
@@ -74,9 +78,13 @@ struct Longhorn final : ProjectedMixer {
 
   Config config;
   int64_t inner;
-  std::shared_ptr<Linear> in_proj, x_proj, dt_proj, out_proj;
+  std::shared_ptr<Linear> in_proj;
+  std::shared_ptr<Linear> x_proj;
+  std::shared_ptr<Linear> dt_proj;
+  std::shared_ptr<Linear> out_proj;
   std::shared_ptr<ShortConv> conv;
-  at::Tensor dt_bias, D;
+  at::Tensor dt_bias;
+  at::Tensor D;
 };
 
 const RegisterMixer<Longhorn> registered(

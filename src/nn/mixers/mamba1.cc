@@ -19,16 +19,19 @@
 #include "nn/initial_values.h"
 #include "nn/layers.h"
 #include "nn/short_conv.h"
+#include "ops/core/split.h"
 #include "ops/recurrence/linear_attention/linear_attention.h"
 #include "ops/recurrence/selective_scan/selective_scan.h"
-#include "ops/core/split.h"
 
 namespace assay::nn {
 namespace {
 
 struct Mamba1 final : ProjectedMixer {
   struct Config {
-    int64_t state_size = 16, expand = 2, conv_width = 4, dt_rank = 0;
+    int64_t state_size = 16;
+    int64_t expand = 2;
+    int64_t conv_width = 4;
+    int64_t dt_rank = 0;
     std::string decay = "full";
     void fields(auto&& field) {
       field("state_size", state_size, "N, states per channel");
@@ -91,8 +94,9 @@ struct Mamba1 final : ProjectedMixer {
   std::tuple<at::Tensor, at::Tensor> shared_decay(const at::Tensor& x, const at::Tensor& delta,
                                                   const at::Tensor& B, const at::Tensor& C,
                                                   const std::optional<at::Tensor>& before) const {
-    const at::Tensor q = C.unsqueeze(2), k = B.unsqueeze(2),
-                     v = (x * delta.to(x.scalar_type())).unsqueeze(2);
+    const at::Tensor q = C.unsqueeze(2);
+    const at::Tensor k = B.unsqueeze(2);
+    const at::Tensor v = (x * delta.to(x.scalar_type())).unsqueeze(2);
     auto [y, after] =
         config.decay == "none"
             ? ops::linear_attention(q, k, v, 1, before)
@@ -108,11 +112,18 @@ struct Mamba1 final : ProjectedMixer {
   int numerics() const override { return 2; }
 
   Config config;
-  int64_t inner, N;
+  int64_t inner;
+  int64_t N;
   std::vector<int64_t> parts;  // of x_proj: δ, B, C and, where it is learnable, A
-  std::shared_ptr<Linear> in_proj, x_proj, dt_proj, out_proj;
+  std::shared_ptr<Linear> in_proj;
+  std::shared_ptr<Linear> x_proj;
+  std::shared_ptr<Linear> dt_proj;
+  std::shared_ptr<Linear> out_proj;
   std::shared_ptr<ShortConv> conv;
-  at::Tensor dt_bias, A_log, A_bias, D;
+  at::Tensor dt_bias;
+  at::Tensor A_log;
+  at::Tensor A_bias;
+  at::Tensor D;
 };
 
 const RegisterMixer<Mamba1> registered(

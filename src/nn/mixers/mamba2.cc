@@ -15,8 +15,8 @@
 #include "nn/initial_values.h"
 #include "nn/layers.h"
 #include "nn/short_conv.h"
-#include "ops/recurrence/linear_attention/linear_attention.h"
 #include "ops/core/split.h"
+#include "ops/recurrence/linear_attention/linear_attention.h"
 #include "ops/recurrence/ssd/ssd.h"
 
 namespace assay::nn {
@@ -24,7 +24,11 @@ namespace {
 
 struct Mamba2 final : ProjectedMixer {
   struct Config {
-    int64_t state_size = 128, expand = 2, head_dim = 64, num_groups = 1, conv_width = 4;
+    int64_t state_size = 128;
+    int64_t expand = 2;
+    int64_t head_dim = 64;
+    int64_t num_groups = 1;
+    int64_t conv_width = 4;
     std::string decay = "full";
     bool norm = true;
     double norm_eps = 1e-5;
@@ -74,8 +78,8 @@ struct Mamba2 final : ProjectedMixer {
     const auto part = ops::split(projected, {inner, inner + 2 * groups, num_heads});
     const auto xBC = conv->forward(part[1], state, {inner, groups, groups});
     const at::Tensor x = split_heads(xBC[0], num_heads);
-    const at::Tensor B = split_heads(xBC[1], config.num_groups),
-                     C = split_heads(xBC[2], config.num_groups);
+    const at::Tensor B = split_heads(xBC[1], config.num_groups);
+    const at::Tensor C = split_heads(xBC[2], config.num_groups);
     const at::Tensor y = recurrence(x, part[2], B, C, state).flatten(2);
     return out_proj->forward(norm ? norm->gate_then_forward(y, part[0]) : y * at::silu(part[0]));
   }
@@ -89,8 +93,8 @@ struct Mamba2 final : ProjectedMixer {
           /*dt_softplus=*/true, state.find("S"));
       return y;
     }
-    const at::Tensor delta = at::softplus(wide(dt) + dt_bias),
-                     written = x * delta.to(x.scalar_type()).unsqueeze(-1);
+    const at::Tensor delta = at::softplus(wide(dt) + dt_bias);
+    const at::Tensor written = x * delta.to(x.scalar_type()).unsqueeze(-1);
     if (config.decay == "none") {
       std::tie(y, state["S"]) = ops::linear_attention(C, B, written, 1, state.find("S"));
     } else {
@@ -109,11 +113,17 @@ struct Mamba2 final : ProjectedMixer {
   int numerics() const override { return 2; }
 
   Config config;
-  int64_t inner, groups, num_heads;  // `groups`: channels of B, and of C
-  std::shared_ptr<Linear> in_proj, out_proj;
+  // `groups`: channels of B, and of C
+  int64_t inner;
+  int64_t groups;
+  int64_t num_heads;
+  std::shared_ptr<Linear> in_proj;
+  std::shared_ptr<Linear> out_proj;
   std::shared_ptr<ShortConv> conv;
   std::shared_ptr<Norm> norm;
-  at::Tensor dt_bias, D, A_log;
+  at::Tensor dt_bias;
+  at::Tensor D;
+  at::Tensor A_log;
 };
 
 const RegisterMixer<Mamba2> registered(

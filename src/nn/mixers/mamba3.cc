@@ -19,16 +19,20 @@
 #include "nn/initial_values.h"
 #include "nn/layers.h"
 #include "nn/mixer.h"
-#include "ops/recurrence/linear_attention/linear_attention.h"
 #include "ops/core/split.h"
+#include "ops/recurrence/linear_attention/linear_attention.h"
 
 namespace assay::nn {
 namespace {
 
 struct Mamba3 final : ProjectedMixer {
   struct Config {
-    int64_t state_size = 128, expand = 2, head_dim = 64, num_groups = 1;
-    double rotary_fraction = 0.5, norm_eps = 1e-5;
+    int64_t state_size = 128;
+    int64_t expand = 2;
+    int64_t head_dim = 64;
+    int64_t num_groups = 1;
+    double rotary_fraction = 0.5;
+    double norm_eps = 1e-5;
     std::string decay = "heavy_tail";
     bool norm = false;
     void fields(auto&& field) {
@@ -77,13 +81,15 @@ struct Mamba3 final : ProjectedMixer {
   at::Tensor mix(const at::Tensor& projected, State& state) override {
     const auto part = ops::split(projected, {inner, inner, groups, groups, 3 * num_heads, pairs});
     const auto gates = wide(part[4]).chunk(3, -1);
-    const at::Tensor x = split_heads(part[1], num_heads), delta = at::softplus(gates[0] + dt_bias),
-                     present = gates[2].sigmoid() * delta, past = delta - present;
+    const at::Tensor x = split_heads(part[1], num_heads);
+    const at::Tensor delta = at::softplus(gates[0] + dt_bias);
+    const at::Tensor present = gates[2].sigmoid() * delta;
+    const at::Tensor past = delta - present;
     const at::Tensor turns = (wide(part[5]).tanh() * std::numbers::pi).unsqueeze(2);
     const at::Tensor angle = running_sum(delta.unsqueeze(-1) * turns, state, "angle");
     state["angle"] = at::remainder(state["angle"], 2 * std::numbers::pi);
-    const at::Tensor B = turned(*B_norm, part[2], B_bias, angle),
-                     C = turned(*C_norm, part[3], C_bias, angle);
+    const at::Tensor B = turned(*B_norm, part[2], B_bias, angle);
+    const at::Tensor C = turned(*C_norm, part[3], C_bias, angle);
     const at::Tensor later = at::constant_pad_nd(past.slice(1, 1), {0, 0, 0, 1});
     std::optional<at::Tensor> first = state.find("S");
     if (first)
@@ -115,7 +121,8 @@ struct Mamba3 final : ProjectedMixer {
     const at::Tensor heads =
         (normed.unsqueeze(3) + bias.to(dtype).unflatten(0, {config.num_groups, -1})).flatten(2, 3);
     const auto pair = heads.narrow(-1, 0, 2 * pairs).unflatten(-1, {pairs, 2}).unbind(-1);
-    const at::Tensor cos = angle.cos().to(dtype), sin = angle.sin().to(dtype);
+    const at::Tensor cos = angle.cos().to(dtype);
+    const at::Tensor sin = angle.sin().to(dtype);
     const at::Tensor both =
         at::stack({pair[0] * cos - pair[1] * sin, pair[0] * sin + pair[1] * cos}, -1).flatten(-2);
     return at::cat({both, heads.slice(-1, 2 * pairs)}, -1);
@@ -127,10 +134,21 @@ struct Mamba3 final : ProjectedMixer {
   }
 
   Config config;
-  int64_t inner, groups, pairs, num_heads;  // `groups`: channels of B, and of C
-  std::shared_ptr<Linear> in_proj, out_proj;
-  std::shared_ptr<Norm> B_norm, C_norm, norm;  // the last null unless configured
-  at::Tensor B_bias, C_bias, dt_bias, D;
+  // `groups`: channels of B, and of C
+  int64_t inner;
+  int64_t groups;
+  int64_t pairs;
+  int64_t num_heads;
+  std::shared_ptr<Linear> in_proj;
+  std::shared_ptr<Linear> out_proj;
+  // the last null unless configured
+  std::shared_ptr<Norm> B_norm;
+  std::shared_ptr<Norm> C_norm;
+  std::shared_ptr<Norm> norm;
+  at::Tensor B_bias;
+  at::Tensor C_bias;
+  at::Tensor dt_bias;
+  at::Tensor D;
 };
 
 const RegisterMixer<Mamba3> registered(

@@ -26,9 +26,9 @@
 #include "nn/mixer.h"
 #include "nn/recompute.h"
 #include "ops/attention/rotary_qkv/rotary_qkv.h"
-#include "ops/core/split.h"
 #include "ops/attention/top1_chunk/top1_chunk.h"
 #include "ops/attention/window_attention/window_attention.h"
+#include "ops/core/split.h"
 
 namespace assay::nn {
 namespace {
@@ -46,14 +46,20 @@ struct Compression : Module {
   at::Tensor forward(const at::Tensor& blocks) const {
     return out->forward(at::gelu(hidden->forward(blocks)));
   }
-  std::shared_ptr<Linear> hidden, out;
+  std::shared_ptr<Linear> hidden;
+  std::shared_ptr<Linear> out;
 };
 
 struct NativeSparseAttention final : Mixer {
   struct Config {
-    int64_t num_heads = 4, num_kv_heads = 0, head_dim = 0;
-    int64_t compress_length = 32, compress_stride = 16;
-    int64_t block_size = 64, num_blocks = 16, window = 512;
+    int64_t num_heads = 4;
+    int64_t num_kv_heads = 0;
+    int64_t head_dim = 0;
+    int64_t compress_length = 32;
+    int64_t compress_stride = 16;
+    int64_t block_size = 64;
+    int64_t num_blocks = 16;
+    int64_t window = 512;
     double rope_base = 10000;
     void fields(auto&& field) {
       field("num_heads", num_heads, "query heads");
@@ -73,7 +79,9 @@ struct NativeSparseAttention final : Mixer {
 
   NativeSparseAttention(Config c, int64_t d_model)
       : config(checked(c, d_model)), rotary(config.head_dim, config.rope_base) {
-    const int64_t heads = config.num_heads, kv_heads = config.num_kv_heads, D = config.head_dim;
+    const int64_t heads = config.num_heads;
+    const int64_t kv_heads = config.num_kv_heads;
+    const int64_t D = config.head_dim;
     qkv = add_linear("qkv", d_model, (heads + 4 * kv_heads) * D);
     block_proj = add_linear("block_proj", d_model, 2 * kv_heads * D);
     gate_proj = add_linear("gate_proj", d_model, 3 * heads);
@@ -108,7 +116,11 @@ struct NativeSparseAttention final : Mixer {
   // All [B, T, heads, D] but the gates. k and v hold the heads of the selected branch, then those
   // of the window; `raw` holds the keys to compress, then the values.
   struct Projected {
-    at::Tensor q, turned, k, v, raw;
+    at::Tensor q;
+    at::Tensor turned;
+    at::Tensor k;
+    at::Tensor v;
+    at::Tensor raw;
     at::Tensor gates;  // [B, T, H, 3]
     Projected row(int64_t b) const {
       const auto of = [b](const at::Tensor& t) { return t.slice(1, b, b + 1); };
@@ -118,7 +130,8 @@ struct NativeSparseAttention final : Mixer {
   // `position` is that of the first token of x, or a list with one per token of x [1, B, d_model].
   template <class Position>
   Projected project(const at::Tensor& x, const Position& position) const {
-    const int64_t heads = config.num_heads, kv_heads = config.num_kv_heads;
+    const int64_t heads = config.num_heads;
+    const int64_t kv_heads = config.num_kv_heads;
     const auto part = ops::split(qkv->forward(x), {(heads + 2 * kv_heads) * config.head_dim,
                                                    2 * kv_heads * config.head_dim});
     const at::Tensor qk = split_heads(part[0], heads + 2 * kv_heads);
@@ -149,13 +162,15 @@ struct NativeSparseAttention final : Mixer {
   // [B, T, H, D]; puts the past of the state before keys and values, and these into the state.
   at::Tensor read(const Projected& projected, State& state) const {
     const auto& [q, turned, all_k, all_v, raw, gates] = projected;
-    const int64_t past = length_of(state, "k"), kept = config.window - 1;
+    const int64_t past = length_of(state, "k");
+    const int64_t kept = config.window - 1;
     const auto [block_k, block_v] = halves(compressed(raw, past, state));
     const at::Tensor by_block = read_blocks(q, block_k, block_v, past);
 
     const auto [new_k, new_window_k] = halves(all_k);
     const auto [new_v, new_window_v] = halves(all_v);
-    const at::Tensor k = append(state, "k", new_k), v = append(state, "v", new_v);
+    const at::Tensor k = append(state, "k", new_k);
+    const at::Tensor v = append(state, "v", new_v);
     const auto known = recalled();
     const at::Tensor selected = known ? *known : choose(q, block_k, past);
     remember(selected);
@@ -185,8 +200,10 @@ struct NativeSparseAttention final : Mixer {
   // All compressed keys and values so far [B, blocks, 2 Hk, D]. The state holds them, and the
   // positions that blocks still to come need.
   at::Tensor compressed(const at::Tensor& raw, int64_t past, State& state) const {
-    const int64_t stride = config.compress_stride, per_block = config.compress_length / stride;
-    const int64_t known = blocks_of(past), total = past + raw.size(1);
+    const int64_t stride = config.compress_stride;
+    const int64_t per_block = config.compress_length / stride;
+    const int64_t known = blocks_of(past);
+    const int64_t total = past + raw.size(1);
     const int64_t added = blocks_of(total) - known;
     const at::Tensor pending =
         append_last(state, "to_compress", raw, total - (known + added) * stride);
@@ -209,7 +226,8 @@ struct NativeSparseAttention final : Mixer {
   // query: causal attention over blocks with H · stride heads, without a [T, blocks] matrix.
   at::Tensor read_blocks(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                          int64_t past) const {
-    const int64_t stride = config.compress_stride, end = past + q.size(1);
+    const int64_t stride = config.compress_stride;
+    const int64_t end = past + q.size(1);
     const int64_t first = std::max(past, config.compress_length - 1);  // to see a block
     if (first >= end) return at::zeros_like(q);
     const int64_t groups = end / stride - (first + 1) / stride + 1;
@@ -239,12 +257,14 @@ struct NativeSparseAttention final : Mixer {
   }
   // [B, Hk, T, num_blocks − 1]; ties: the lower block. The first query is at `position`.
   at::Tensor best(const at::Tensor& q, const at::Tensor& block_k, int64_t position) const {
-    const int64_t time = q.size(1), others = config.num_blocks - 1;
+    const int64_t time = q.size(1);
+    const int64_t others = config.num_blocks - 1;
     const int64_t candidates = (position + time - 1) / config.block_size;
     const auto integers = q.options().dtype(at::kLong);
     if (candidates == 0) return at::full({q.size(0), block_k.size(2), time, others}, -1, integers);
     const at::Tensor t = at::arange(position, position + time, integers).unsqueeze(1);
-    const at::Tensor own = t.floor_divide(config.block_size), j = at::arange(candidates, integers);
+    const at::Tensor own = t.floor_divide(config.block_size);
+    const at::Tensor j = at::arange(candidates, integers);
     const at::Tensor score = importance(q, block_k, t, j)
                                  .masked_fill_((j == 0) | (j == own - 1), INFINITY)
                                  .masked_fill_(j >= own, -1);
@@ -256,14 +276,16 @@ struct NativeSparseAttention final : Mixer {
   // each stride that it shares with the block.
   at::Tensor importance(const at::Tensor& q, const at::Tensor& block_k, const at::Tensor& t,
                         const at::Tensor& j) const {
-    const int64_t kv_heads = block_k.size(2), length = config.compress_length;
+    const int64_t kv_heads = block_k.size(2);
+    const int64_t length = config.compress_length;
     const at::Tensor queries = q.transpose(1, 2).reshape({q.size(0), kv_heads, -1, q.size(3)});
     const at::Tensor score = wide(at::matmul(queries, block_k.permute({0, 2, 3, 1}))) * scale();
     const at::Tensor begin = at::arange(block_k.size(1), t.options()) * config.compress_stride;
     const at::Tensor unread = begin + length > t + 1;  // [T, blocks]
     const at::Tensor weight =
         at::softmax(score.unflatten(2, {-1, q.size(1)}).masked_fill_(unread, -INFINITY), -1);
-    const at::Tensor from = begin.unsqueeze(1), to = j * config.block_size;
+    const at::Tensor from = begin.unsqueeze(1);
+    const at::Tensor to = j * config.block_size;
     const at::Tensor shared =
         at::minimum(from + length, to + config.block_size) - at::maximum(from, to);
     // A query that has read no block has weights 0 / 0.
@@ -274,8 +296,10 @@ struct NativeSparseAttention final : Mixer {
   // Mean over positions: φ, the compressed blocks (read, and scored again for the choice), and the
   // positions of the other branches.
   double mixing_flops(int64_t time) const override {
-    const double width = double(config.head_dim), heads = double(config.num_heads);
-    double scored = 0, read = 0;
+    const double width = double(config.head_dim);
+    const double heads = double(config.num_heads);
+    double scored = 0;
+    double read = 0;
     for (int64_t t = 0; t < time; ++t) {
       const int64_t others = std::min(config.num_blocks - 1, t / config.block_size);
       scored += double(blocks_of(t + 1));
@@ -292,8 +316,12 @@ struct NativeSparseAttention final : Mixer {
 
   Config config;
   Rotary rotary;
-  std::shared_ptr<Linear> qkv, block_proj, gate_proj, out_proj;
-  std::shared_ptr<Compression> compress_k, compress_v;
+  std::shared_ptr<Linear> qkv;
+  std::shared_ptr<Linear> block_proj;
+  std::shared_ptr<Linear> gate_proj;
+  std::shared_ptr<Linear> out_proj;
+  std::shared_ptr<Compression> compress_k;
+  std::shared_ptr<Compression> compress_v;
 };
 
 const RegisterMixer<NativeSparseAttention> registered(

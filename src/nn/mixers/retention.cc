@@ -11,9 +11,9 @@
 
 #include "nn/layers.h"
 #include "nn/mixer.h"
-#include "ops/recurrence/linear_attention/linear_attention.h"
 #include "ops/attention/rotary_qkv/rotary_qkv.h"
 #include "ops/core/split.h"
+#include "ops/recurrence/linear_attention/linear_attention.h"
 
 namespace assay::nn {
 namespace {
@@ -21,7 +21,9 @@ namespace {
 struct Retention final : ProjectedMixer {
   struct Config {
     int64_t num_heads = 4;
-    double expand_v = 2, rope_base = 10000, norm_eps = 1e-5;
+    double expand_v = 2;
+    double rope_base = 10000;
+    double norm_eps = 1e-5;
     void fields(auto&& field) {
       field("num_heads", num_heads, "heads; divides d_model into even parts");
       field("expand_v", expand_v, "width of the values over d_model");
@@ -68,8 +70,8 @@ struct Retention final : ProjectedMixer {
     const bool own = !state.positions.empty();
     const at::Tensor rows = own ? qk.transpose(0, 1) : qk;
     const auto [cos, sin] = state.device_positions.defined() ? rotary.angles_of_step(rows, state)
-                            : own ? rotary.angles(rows, state.positions)
-                                  : rotary.angles(rows, position);
+                            : own                            ? rotary.angles(rows, state.positions)
+                                                             : rotary.angles(rows, position);
     auto parts = ops::rotary_qk(rows, config.num_heads, cos, sin);
     if (own)
       for (at::Tensor& part : parts) part = part.transpose(0, 1);
@@ -81,9 +83,12 @@ struct Retention final : ProjectedMixer {
   }
 
   Config config;
-  int64_t K, V;  // of all heads
+  // of all heads
+  int64_t K;
+  int64_t V;
   Rotary rotary;
-  std::shared_ptr<Linear> qkvg_proj, out_proj;
+  std::shared_ptr<Linear> qkvg_proj;
+  std::shared_ptr<Linear> out_proj;
   std::shared_ptr<Norm> norm;
   at::Tensor log_decay;  // ln γ [H]
 };

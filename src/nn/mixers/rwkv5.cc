@@ -31,8 +31,9 @@ struct Rwkv5 final : Mixer {
     const int64_t d = p.d_model;
     if (config.num_heads == 0) config.num_heads = d / 64;
     head_dim = head_width("rwkv5", d, config.num_heads);
-    const at::Tensor i = rwkv::fraction(d), whole = i.pow(rwkv::height(p)),
-                     half = i.pow(0.5 * rwkv::height(p));
+    const at::Tensor i = rwkv::fraction(d);
+    const at::Tensor whole = i.pow(rwkv::height(p));
+    const at::Tensor half = i.pow(0.5 * rwkv::height(p));
     mix = add_parameter(
         "mix", torch::zeros({4, d}),
         {.start = values(at::stack({whole, whole + 0.3 * rwkv::depth(p), half, half}))});
@@ -63,9 +64,16 @@ struct Rwkv5 final : Mixer {
   Config config;
   Place place;
   int64_t head_dim;
-  std::shared_ptr<Linear> r_proj, k_proj, v_proj, g_proj, out_proj;
+  std::shared_ptr<Linear> r_proj;
+  std::shared_ptr<Linear> k_proj;
+  std::shared_ptr<Linear> v_proj;
+  std::shared_ptr<Linear> g_proj;
+  std::shared_ptr<Linear> out_proj;
   std::shared_ptr<Norm> norm;
-  at::Tensor mix, decay, bonus;  // [4, d], of k, v, r, g; w₀ and u [H, N]
+  // [4, d], of k, v, r, g; w₀ and u [H, N]
+  at::Tensor mix;
+  at::Tensor decay;
+  at::Tensor bonus;
 };
 
 const RegisterMixer<Rwkv5> registered(

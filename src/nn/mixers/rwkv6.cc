@@ -19,7 +19,9 @@ namespace {
 
 struct Rwkv6 final : Mixer {
   struct Config {
-    int64_t num_heads = 0, mix_rank = 32, decay_rank = 64;
+    int64_t num_heads = 0;
+    int64_t mix_rank = 32;
+    int64_t decay_rank = 64;
     double norm_eps = 64e-5;
     void fields(auto&& field) {
       field("num_heads", num_heads, "0: heads of 64 channels");
@@ -34,8 +36,9 @@ struct Rwkv6 final : Mixer {
     if (config.num_heads == 0) config.num_heads = d / 64;
     head_dim = head_width("rwkv6", d, config.num_heads);
     if (c.mix_rank < 1 || c.decay_rank < 1) fail("rwkv6: mix_rank and decay_rank must be positive");
-    const at::Tensor i = rwkv::fraction(d), whole = i.pow(rwkv::height(p)),
-                     half = i.pow(0.5 * rwkv::height(p));
+    const at::Tensor i = rwkv::fraction(d);
+    const at::Tensor whole = i.pow(rwkv::height(p));
+    const at::Tensor half = i.pow(0.5 * rwkv::height(p));
     mix_x = add_parameter("mix_x", torch::zeros({d}), {.start = values(1 - whole)});
     mix = add_parameter(
         "mix", torch::zeros({5, d}),
@@ -78,10 +81,19 @@ struct Rwkv6 final : Mixer {
   Config config;
   Place place;
   int64_t head_dim;
-  std::shared_ptr<Linear> mix_proj, r_proj, k_proj, v_proj, g_proj, out_proj;
+  std::shared_ptr<Linear> mix_proj;
+  std::shared_ptr<Linear> r_proj;
+  std::shared_ptr<Linear> k_proj;
+  std::shared_ptr<Linear> v_proj;
+  std::shared_ptr<Linear> g_proj;
+  std::shared_ptr<Linear> out_proj;
   std::shared_ptr<LowRank> decay;
   std::shared_ptr<Norm> norm;
-  at::Tensor mix_x, mix, mix_up, bonus;  // [d]; [5, d] and [5, rank, d], of w, k, v, r, g; u [H, N]
+  // [d]; [5, d] and [5, rank, d], of w, k, v, r, g; u [H, N]
+  at::Tensor mix_x;
+  at::Tensor mix;
+  at::Tensor mix_up;
+  at::Tensor bonus;
 };
 
 const RegisterMixer<Rwkv6> registered(

@@ -18,15 +18,19 @@
 #include "nn/layers.h"
 #include "nn/rwkv.h"
 #include "ops/recurrence/delta_rule/delta_rule.h"
-#include "ops/rowwise/rwkv7_elements/rwkv7_elements.h"
 #include "ops/recurrence/token_shift/token_shift.h"
+#include "ops/rowwise/rwkv7_elements/rwkv7_elements.h"
 
 namespace assay::nn {
 namespace {
 
 struct Rwkv7 final : Mixer {
   struct Config {
-    int64_t num_heads = 0, decay_rank = 0, rate_rank = 0, value_rank = 0, gate_rank = 0;
+    int64_t num_heads = 0;
+    int64_t decay_rank = 0;
+    int64_t rate_rank = 0;
+    int64_t value_rank = 0;
+    int64_t gate_rank = 0;
     double norm_eps = 64e-5;
     void fields(auto&& field) {
       field("num_heads", num_heads, "0: heads of 64 channels");
@@ -59,8 +63,8 @@ struct Rwkv7 final : Mixer {
     const int64_t d = p.d_model;
     const at::Tensor powers = at::tensor({0.2, 0.9, 0.7, 0.7, 0.9, 0.2}, at::kDouble).unsqueeze(1);
     const at::Tensor line = rwkv::ramp(d) - 0.5;
-    const at::Tensor curve = (rwkv::ramp(head_dim) * 2 - 1).repeat({config.num_heads}),
-                     zigzag = curve * curve.abs();
+    const at::Tensor curve = (rwkv::ramp(head_dim) * 2 - 1).repeat({config.num_heads});
+    const at::Tensor zigzag = curve * curve.abs();
     mix = add_parameter("mix", torch::zeros({6, d}),
                         {.start = values(1 - rwkv::fraction(d).pow(rwkv::height(p) * powers))});
     r_proj = add_linear("r_proj", d, d, {.start = orthogonal(1)});
@@ -94,7 +98,8 @@ struct Rwkv7 final : Mixer {
   at::Tensor forward(const at::Tensor& x, State& state) override {
     const auto mixed = ops::token_shift(x, rwkv::before(x, state, "shift"), mix);
     const auto heads = [&](const at::Tensor& t) { return split_heads(t, config.num_heads); };
-    const at::Tensor r = r_proj->forward(mixed[0]), v = mixed_values(mixed[3], state);
+    const at::Tensor r = r_proj->forward(mixed[0]);
+    const at::Tensor v = mixed_values(mixed[3], state);
     const auto [w, k, minus_removed, added] =
         ops::rwkv7_prepare(decay->forward(mixed[1]), rate->forward(mixed[4]),
                            k_proj->forward(mixed[2]), k_k, k_a, config.num_heads);
@@ -121,10 +126,21 @@ struct Rwkv7 final : Mixer {
   Config config;
   Place place;
   int64_t head_dim;
-  std::shared_ptr<Linear> r_proj, k_proj, v_proj, out_proj;
-  std::shared_ptr<LowRank> decay, rate, gate, value_mix;  // the last null in the first layer
+  std::shared_ptr<Linear> r_proj;
+  std::shared_ptr<Linear> k_proj;
+  std::shared_ptr<Linear> v_proj;
+  std::shared_ptr<Linear> out_proj;
+  // the last null in the first layer
+  std::shared_ptr<LowRank> decay;
+  std::shared_ptr<LowRank> rate;
+  std::shared_ptr<LowRank> gate;
+  std::shared_ptr<LowRank> value_mix;
   std::shared_ptr<Norm> norm;
-  at::Tensor mix, k_k, k_a, r_k;  // [6, d], of r, w, k, v, a, g; [d]; [d]; [H, N]
+  // [6, d], of r, w, k, v, a, g; [d]; [d]; [H, N]
+  at::Tensor mix;
+  at::Tensor k_k;
+  at::Tensor k_a;
+  at::Tensor r_k;
 };
 
 const RegisterMixer<Rwkv7> registered(

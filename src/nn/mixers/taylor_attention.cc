@@ -17,7 +17,8 @@ namespace {
 
 struct TaylorAttention final : ProjectedMixer {
   struct Config {
-    int64_t num_heads = 4, feature_dim = 16;
+    int64_t num_heads = 4;
+    int64_t feature_dim = 16;
     double eps = 1e-12;
     void fields(auto&& field) {
       field("num_heads", num_heads, "heads; divides d_model");
@@ -53,8 +54,11 @@ struct TaylorAttention final : ProjectedMixer {
   }
 
   Config config;
-  int64_t K, V;  // of all heads
-  std::shared_ptr<Linear> qkv, out_proj;
+  // of all heads
+  int64_t K;
+  int64_t V;
+  std::shared_ptr<Linear> qkv;
+  std::shared_ptr<Linear> out_proj;
 };
 
 const RegisterMixer<TaylorAttention> registered(

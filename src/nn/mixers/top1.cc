@@ -25,11 +25,15 @@ namespace assay::nn {
 namespace {
 
 struct HeadsConfig {
-  int64_t num_heads = 4, num_kv_heads = 0, head_dim = 0;
+  int64_t num_heads = 4;
+  int64_t num_kv_heads = 0;
+  int64_t head_dim = 0;
   std::string position = "rope";
   double rope_base = 10000;
-  bool qk_norm = true, bias = false;
-  double initial_scale = 20, scale_learning_rate = 40;
+  bool qk_norm = true;
+  bool bias = false;
+  double initial_scale = 20;
+  double scale_learning_rate = 40;
   void fields(auto&& field) {
     field("num_heads", num_heads, "query heads");
     field("num_kv_heads", num_kv_heads, "key and value heads; divides num_heads; 0: num_heads");
@@ -48,7 +52,8 @@ struct HeadsConfig {
 struct Top1 : ProjectedMixer {
   Top1(const char* name, HeadsConfig& c, int64_t d_model)
       : heads(expanded(name, c, d_model)), rotary(c.head_dim, c.rope_base) {
-    const int64_t inner = c.num_heads * c.head_dim, kv = c.num_kv_heads * c.head_dim;
+    const int64_t inner = c.num_heads * c.head_dim;
+    const int64_t kv = c.num_kv_heads * c.head_dim;
     qkv = add_linear("qkv", d_model, inner + 2 * kv, {.bias = c.bias});
     out_proj = add_linear("out_proj", inner, d_model, {.role = Role::output, .bias = c.bias});
     if (c.qk_norm)
@@ -70,7 +75,10 @@ struct Top1 : ProjectedMixer {
   }
 
   struct Projected {
-    at::Tensor q, k, v;  // [B, T, H, D]; [B, S, Hk, D] with the past in front
+    // [B, T, H, D]; [B, S, Hk, D] with the past in front
+    at::Tensor q;
+    at::Tensor k;
+    at::Tensor v;
     double softmax_scale;
   };
   Projected place_with_past(const at::Tensor& projected, State& state) const {
@@ -137,7 +145,8 @@ struct Top1 : ProjectedMixer {
 
   HeadsConfig heads;
   Rotary rotary;
-  std::shared_ptr<Linear> qkv, out_proj;
+  std::shared_ptr<Linear> qkv;
+  std::shared_ptr<Linear> out_proj;
   at::Tensor scale;  // undefined without QK-norm
 };
 
@@ -167,7 +176,10 @@ struct Top1Element final : Top1 {
 struct Top1Chunk final : Top1 {
   static constexpr const char* kSummaries = "chunk_summaries";
   struct Config : HeadsConfig {
-    int64_t chunk_size = 128, top_k = 1, shortlist = 16, rank = 7;
+    int64_t chunk_size = 128;
+    int64_t top_k = 1;
+    int64_t shortlist = 16;
+    int64_t rank = 7;
     std::string selection = "exact";
     void fields(auto&& field) {
       HeadsConfig::fields(field);
@@ -192,9 +204,9 @@ struct Top1Chunk final : Top1 {
 
   at::Tensor read(const Projected& projected, State& state) override {
     const auto& [q, k, v, softmax_scale] = projected;
-    const auto [out, logsumexp, chosen] = ops::top1_chunk(
-        q, k, v, config.chunk_size, softmax_scale, config.selection, config.top_k, recalled(),
-        config.shortlist, config.rank, summaries(k, state));
+    const auto [out, logsumexp, chosen] =
+        ops::top1_chunk(q, k, v, config.chunk_size, softmax_scale, config.selection, config.top_k,
+                        recalled(), config.shortlist, config.rank, summaries(k, state));
     remember(chosen);
     return out;
   }
@@ -202,10 +214,9 @@ struct Top1Chunk final : Top1 {
   at::Tensor attention_weights(const at::Tensor& x) const override {
     State none;
     const auto [q, k, v, softmax_scale] = place_with_past(qkv->forward(x), none);
-    const auto out =
-        ops::top1_chunk_reference(q, k, values_of_positions(k), config.chunk_size, softmax_scale,
-                                  config.selection, config.top_k, {},
-                                  config.shortlist, config.rank);
+    const auto out = ops::top1_chunk_reference(q, k, values_of_positions(k), config.chunk_size,
+                                               softmax_scale, config.selection, config.top_k, {},
+                                               config.shortlist, config.rank);
     return std::get<0>(out).transpose(1, 2);
   }
 
@@ -236,7 +247,8 @@ struct Top1Chunk final : Top1 {
   // Of the chunks full so far, those that this piece filled joining the state; none where nobody
   // reads them later.
   std::optional<at::Tensor> summaries(const at::Tensor& k, State& state) const {
-    const int64_t known = length_of(state, kSummaries), full = k.size(1) / config.chunk_size;
+    const int64_t known = length_of(state, kSummaries);
+    const int64_t full = k.size(1) / config.chunk_size;
     if (config.selection == "exact" || at::GradMode::is_enabled() || (state.last && known == 0))
       return {};
     if (full == known) return state.find(kSummaries);
@@ -248,10 +260,11 @@ struct Top1Chunk final : Top1 {
   // Keys read per query, and what choosing costs: an exact score reads a candidate's keys, a cheap
   // one its summary.
   double mixing_flops(int64_t time) const override {
-    double read = 0, scored = 0;
+    double read = 0;
+    double scored = 0;
     for (int64_t begin = 0; begin < time; begin += config.chunk_size) {
-      const int64_t count = std::min(config.chunk_size, time - begin),
-                    candidates = begin / config.chunk_size;
+      const int64_t count = std::min(config.chunk_size, time - begin);
+      const int64_t candidates = begin / config.chunk_size;
       const int64_t exactly = config.selection == "exact" ? candidates
                               : config.selection == "shortlist"
                                   ? std::min(config.shortlist, candidates)

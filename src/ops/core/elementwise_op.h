@@ -26,7 +26,8 @@ struct ElementwiseFunction : torch::autograd::Function<ElementwiseFunction<F>> {
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
                                                  const torch::autograd::variable_list& gradients) {
-    const at::Tensor x = ctx->get_saved_variables()[0], dy = gradients[0].contiguous();
+    const at::Tensor x = ctx->get_saved_variables()[0];
+    const at::Tensor dy = gradients[0].contiguous();
     const at::Tensor dx = at::empty_like(x);
     launch(ElementwiseBackward<F>{describe(x, {}), data(dy), data(dx)}, x.device());
     return {dx};

@@ -14,7 +14,8 @@ enum class DType { f32, f64, bf16 };
 // == nullptr: absent.
 struct View {
   void* data = nullptr;
-  int64_t batch_stride = 0, time_stride = 0;
+  int64_t batch_stride = 0;
+  int64_t time_stride = 0;
   explicit operator bool() const { return data != nullptr; }
 };
 

@@ -17,7 +17,8 @@ namespace assay::ops {
 namespace {
 
 struct Region {
-  int64_t size, grain;
+  int64_t size;
+  int64_t grain;
   const std::function<void(int64_t, int64_t)>& body;
   std::atomic_flag failed = ATOMIC_FLAG_INIT;
   std::exception_ptr exception;

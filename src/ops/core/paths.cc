@@ -7,8 +7,10 @@
 namespace assay::ops {
 namespace {
 struct Paths {
-  std::string cpu, cuda;
-  int cuda_numerics, cpu_numerics;
+  std::string cpu;
+  std::string cuda;
+  int cuda_numerics;
+  int cpu_numerics;
 };
 std::map<std::string, Paths>& registered() {
   static std::map<std::string, Paths> ops;

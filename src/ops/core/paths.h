@@ -9,8 +9,10 @@
 namespace assay::ops {
 
 struct OpPath {
-  std::string op, device;  // "selective_scan", "cuda"
-  std::string path;        // "cuda kernel sm_90a" | "composed from tensor arithmetic: …"
+  // "selective_scan", "cuda"
+  std::string op;
+  std::string device;
+  std::string path;  // "cuda kernel sm_90a" | "composed from tensor arithmetic: …"
   // Raised when the results of the operator change by more than rounding: statistics never mix
   // versions. The identity of a run has the versions above 1 of the operators that it calls, so an
   // operator that is new, or that replaces others with equal results, changes no identity.
@@ -19,7 +21,10 @@ struct OpPath {
 std::vector<OpPath> op_paths();  // by op, then device
 
 struct OperatorInfo {
-  std::string name, schema, about;  // "gla", "gla(Tensor q, …) -> …", one line
+  // "gla", "gla(Tensor q, …) -> …", one line
+  std::string name;
+  std::string schema;
+  std::string about;
 };
 // The public operators of torch.ops.assay, by name. op_paths() also has what only the modules of
 // Assay call.

@@ -75,7 +75,8 @@ struct TracedOperator : torch::autograd::Function<TracedOperator> {
       const at::AutoDispatchBelowADInplaceOrView guard;
       call->op.callBoxed(stack);
     }
-    variable_list results, constants;
+    variable_list results;
+    variable_list constants;
     for (size_t i = 0; i < stack.size(); ++i) {
       results.push_back(stack[i].toTensor());
       const std::string& name = call->op.schema().returns()[i].name();
@@ -286,7 +287,8 @@ class BackwardKernel : public c10::OperatorKernel {
       value = tensor;
     }
     function_.callBoxed(op, keys, &arguments);
-    variable_list results, seeds;
+    variable_list results;
+    variable_list seeds;
     for (size_t i = 0; i < arguments.size(); ++i) {
       const std::optional<at::Tensor> gradient = gradients.get(i);
       const at::Tensor result = arguments[i].toTensor();
@@ -329,8 +331,10 @@ torch::CppFunction boxed(c10::DispatchKey key, Arguments&&... arguments) {
 void define_operator(torch::Library& library, const std::string& schema, const std::string& about,
                      const c10::KernelFunction& kernel,
                      const std::vector<std::string>& constant_results) {
-  const size_t begin = schema.find('('), end = schema.find(") ->");
-  const std::string name = schema.substr(0, begin), backward = backward_name(name);
+  const size_t begin = schema.find('(');
+  const size_t end = schema.find(") ->");
+  const std::string name = schema.substr(0, begin);
+  const std::string backward = backward_name(name);
   const std::vector<at::Tag> tags = {at::Tag::pt2_compliant_tag};
   operators()[name] = {name, schema, about};
   library.def(schema.c_str(), tags);

@@ -23,9 +23,8 @@ namespace assay::ops {
 //              again: a compiled training step costs one more forward pass than an eager one.
 // `constant_results` names the floating-point results that have no gradient.
 template <class Function>
-void register_operator(torch::Library& library, const std::string& schema,
-                       const std::string& about, Function* function,
-                       const std::vector<std::string>& constant_results = {});
+void register_operator(torch::Library& library, const std::string& schema, const std::string& about,
+                       Function* function, const std::vector<std::string>& constant_results = {});
 
 // The part that does not depend on the function's type.
 void define_operator(torch::Library& library, const std::string& schema, const std::string& about,
@@ -33,9 +32,8 @@ void define_operator(torch::Library& library, const std::string& schema, const s
                      const std::vector<std::string>& constant_results);
 
 template <class Function>
-void register_operator(torch::Library& library, const std::string& schema,
-                       const std::string& about, Function* function,
-                       const std::vector<std::string>& constant_results) {
+void register_operator(torch::Library& library, const std::string& schema, const std::string& about,
+                       Function* function, const std::vector<std::string>& constant_results) {
   define_operator(library, schema, about,
                   c10::KernelFunction::makeFromUnboxedRuntimeFunction(function), constant_results);
   const std::string name = schema.substr(0, schema.find('('));

@@ -36,8 +36,12 @@ __device__ inline float sigmoid_approx(float x);  // in cuda/math.cuh
 #endif
 
 struct RowwiseFormula {
-  static constexpr int kParameters = 0, kRealOutputs = 0, kStatistics = 0;
-  static constexpr int kSums = 0, kBackwardSums = 0, kExtraGradients = 0;
+  static constexpr int kParameters = 0;
+  static constexpr int kRealOutputs = 0;
+  static constexpr int kStatistics = 0;
+  static constexpr int kSums = 0;
+  static constexpr int kBackwardSums = 0;
+  static constexpr int kExtraGradients = 0;
   static constexpr bool kLongParts = false;
 
   template <class R>
@@ -57,8 +61,11 @@ constexpr int kAtLeastOne = kCount > 0 ? kCount : 1;
 
 template <class F>
 struct Rowwise {
-  DType dtype;                  // of inputs and outputs. "real": f64 when dtype is f64, else f32
-  int64_t rows, groups, width;  // any; a row has groups · width numbers
+  DType dtype;  // of inputs and outputs. "real": f64 when dtype is f64, else f32
+  // any; a row has groups · width numbers
+  int64_t rows;
+  int64_t groups;
+  int64_t width;
   double eps;
   const void* in[F::kInputs];                           // in  [rows, groups, width]
   int64_t row_stride[F::kInputs];                       // of in, in elements
@@ -103,8 +110,10 @@ ASSAY_FORMULA float exp(float x) {
   return __expf(x);
 #else
   // 2^y: adding 1.5 · 2^23 leaves the integer part of y in the low bits; 1.1e-7 relative error
-  const float y = x * 1.44269504f, clamped = y < -126 ? -126 : y > 127 ? 127 : y;
-  const float shifted = clamped + 12582912, f = clamped - (shifted - 12582912);
+  const float y = x * 1.44269504f;
+  const float clamped = y < -126 ? -126 : y > 127 ? 127 : y;
+  const float shifted = clamped + 12582912;
+  const float f = clamped - (shifted - 12582912);
   float p = f * 0.0013264727f + 0.009671513f;
   p = f * p + 0.055507336f;
   p = f * p + 0.24022242f;
@@ -119,8 +128,10 @@ ASSAY_FORMULA double exp(double x) {
 #ifdef __CUDA_ARCH__
   return ::exp(x);
 #else
-  const double y = x * 1.44269504088896341, clamped = y < -1022 ? -1022 : y > 1023 ? 1023 : y;
-  const double shifted = clamped + 6755399441055744, f = clamped - (shifted - 6755399441055744);
+  const double y = x * 1.44269504088896341;
+  const double clamped = y < -1022 ? -1022 : y > 1023 ? 1023 : y;
+  const double shifted = clamped + 6755399441055744;
+  const double f = clamped - (shifted - 6755399441055744);
   double p = 1;
   for (int k = 13; k > 0; --k) p = p * (f * (0.693147180559945309 / k)) + 1;
   const auto exponent = std::bit_cast<uint64_t>(shifted) << 52;

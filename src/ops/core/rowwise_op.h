@@ -53,7 +53,8 @@ struct RowwiseFunction : torch::autograd::Function<RowwiseFunction<F>> {
   // in: inputs [rows, D] and, if there are any, the parameters [kParameters, D].
   static Tensors forward(torch::autograd::AutogradContext* ctx, at::TensorList in, double eps,
                          int64_t groups) {
-    Tensors saved = in.vec(), out;
+    Tensors saved = in.vec();
+    Tensors out;
     saved.resize(F::kInputs + 1);
     Rowwise<F> p = describe(saved, eps, groups);
     for (int n = 0; n < F::kOutputs; ++n) {
@@ -81,7 +82,8 @@ struct RowwiseFunction : torch::autograd::Function<RowwiseFunction<F>> {
         {},
         {},
         nullptr};
-    Tensors dout, din;
+    Tensors dout;
+    Tensors din;
     for (int n = 0; n < F::kOutputs; ++n) {
       dout.push_back(aligned(gradients[n].contiguous()));
       bwd.dout[n] = data(dout[n]);

@@ -80,8 +80,11 @@ class PackedGradient : public torch::CustomClassHolder {
   static inline std::mutex mutex;
   static inline std::map<const c10::StorageImpl*, PackedGradient*> known;
 
-  int64_t width_, offset_;  // of the tensor, in elements
-  std::vector<int64_t> sizes_, shape_;
+  // of the tensor, in elements
+  int64_t width_;
+  int64_t offset_;
+  std::vector<int64_t> sizes_;
+  std::vector<int64_t> shape_;
   at::TensorOptions options_;
   c10::weak_intrusive_ptr<c10::StorageImpl> storage_;
   const c10::StorageImpl* key_;

@@ -38,10 +38,14 @@ struct Chunked : Call {
         width(padded<R>(C)),
         depth(padded<R>(p.head_dim)) {}
 
-  int64_t size;          // positions of k and v
-  int64_t C, chunks;     // chunk_size ≤ size; the last chunk may be partial
-  int64_t group;         // query heads a key head
-  int64_t width, depth;  // C and D in whole vectors
+  int64_t size;  // positions of k and v
+  // chunk_size ≤ size; the last chunk may be partial
+  int64_t C;
+  int64_t chunks;
+  int64_t group;  // query heads a key head
+  // C and D in whole vectors
+  int64_t width;
+  int64_t depth;
 
   int64_t keys(int64_t chunk) const { return std::min(C, size - chunk * C); }
   // The queries that are in a chunk; none where end ≤ begin.
@@ -102,8 +106,9 @@ void pack_columns(const P& p, const View& view, Columns<R>& columns, std::byte* 
            [&](int64_t i, std::byte* memory) HWY_ATTR {
              R* rows = reinterpret_cast<R*>(memory);  // [kAtOnce, depth]
              R* out = columns.data + i * p.head_dim * p.width;
-             const int64_t chunk = i % p.chunks, h = i / p.chunks % p.kv_heads,
-                           b = i / p.chunks / p.kv_heads;
+             const int64_t chunk = i % p.chunks;
+             const int64_t h = i / p.chunks % p.kv_heads;
+             const int64_t b = i / p.chunks / p.kv_heads;
              for (int64_t j = 0; j < p.width; j += kAtOnce) {
                const int64_t some = std::min(kAtOnce, p.width - j);
                for (int64_t l = 0; l < some; ++l) {
@@ -162,7 +167,9 @@ void write_scaled(const P& p, const View& view, int64_t b, int64_t t, int64_t h,
 // Item i of B·H·chunks; neighbours pair an early chunk with a late one, so that equal parts
 // are equal work.
 struct Place {
-  int64_t b, h, chunk;
+  int64_t b;
+  int64_t h;
+  int64_t chunk;
 };
 template <class P>
 Place place(const P& p, int64_t i) {

@@ -42,7 +42,8 @@ template <class R, class F>
 void elementwise_backward(const ElementwiseBackward<F>& bwd, const ParallelFor& parallel) {
   const Elementwise<F>& p = bwd.forward;
   for_each_part(p.size, parallel, [&](int64_t first, int64_t count) HWY_ATTR {
-    alignas(64) R x[kElementwisePart], dy[kElementwisePart];
+    alignas(64) R x[kElementwisePart];
+    alignas(64) R dy[kElementwisePart];
     read_row(element(p.x, p.dtype, first), p.dtype, count, kElementwisePart, x);
     read_row(element(bwd.dy, p.dtype, first), p.dtype, count, kElementwisePart, dy);
     for (int64_t i = 0; i < kElementwisePart; ++i) x[i] = F::backward(x[i], dy[i]);

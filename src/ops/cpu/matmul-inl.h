@@ -44,12 +44,14 @@ inline bool has_bf16_products() { return __builtin_cpu_supports("avx512bf16"); }
 template <class R>
 struct Left {
   const R* data;
-  int64_t row, column;
+  int64_t row;
+  int64_t column;
 };
 
 // The sums of a tile, with its vectors of B and one number of A, fill the vector registers: 32 with
 // AVX-512, else 16.
-constexpr int kProductRows = 6, kProductVectors = HWY_MAX_BYTES == 64 ? 4 : 2;
+constexpr int kProductRows = 6;
+constexpr int kProductVectors = HWY_MAX_BYTES == 64 ? 4 : 2;
 
 // C[m, n] = Σ_k A[m, k] B[k, n], or C + that; kRows × kVectors vectors of C stay in registers.
 // Elements of A and B are words of the kind.

@@ -27,7 +27,11 @@ struct RowwisePart {
   const Rowwise<F>& p;
   int64_t padded;
   hwy::AlignedFreeUniquePtr<R[]> memory;
-  R *in, *parameters, *out, *din, *terms;
+  R* in;
+  R* parameters;
+  R* out;
+  R* din;
+  R* terms;
   R statistics[kAtLeastOne<F::kStatistics>];
   explicit RowwisePart(const Rowwise<F>& p)
       : p(p), padded((p.width + kLanes<R> - 1) / kLanes<R> * kLanes<R>) {
@@ -46,7 +50,8 @@ struct RowwisePart {
     return n < F::kRealOutputs && p.dtype == DType::bf16 ? DType::f32 : p.dtype;
   }
   void read_inputs(int64_t part) {
-    const int64_t row = part / p.groups, group = part % p.groups;
+    const int64_t row = part / p.groups;
+    const int64_t group = part % p.groups;
     for (int n = 0; n < F::kInputs; ++n)
       read_row(at(p.in[n], p.dtype, row * p.row_stride[n] + group * p.width), p.dtype, p.width,
                padded, in + n * padded);
@@ -78,8 +83,11 @@ void rowwise_forward(const Rowwise<F>& p, const ParallelFor& parallel) {
   parallel(p.rows * p.groups, std::max<int64_t>(1, 16384 / p.width),
            [&](int64_t begin, int64_t end) HWY_ATTR {
              RowwisePart<R, F> r(p);
-             R x[F::kInputs], w[RowwisePart<R, F>::kWeights], y[F::kOutputs];
-             R sums[RowwisePart<R, F>::kSums + 1], terms[F::kSums + 1];
+             R x[F::kInputs];
+             R w[RowwisePart<R, F>::kWeights];
+             R y[F::kOutputs];
+             R sums[RowwisePart<R, F>::kSums + 1];
+             R terms[F::kSums + 1];
              for (int64_t part = begin; part < end; ++part) {
                r.read_inputs(part);
                if (F::kSums > 0) {
@@ -110,8 +118,12 @@ template <class R, class F>
 void rowwise_backward_part(const RowwiseBackward<F>& bwd, int64_t part, RowwisePart<R, F>& r,
                            R* dparameters) {
   const Rowwise<F>& p = bwd.forward;
-  R x[F::kInputs], w[RowwisePart<R, F>::kWeights], dy[F::kOutputs], dx[F::kInputs];
-  R sums[RowwisePart<R, F>::kSums + 1], terms[F::kSums + F::kBackwardSums + 1];
+  R x[F::kInputs];
+  R w[RowwisePart<R, F>::kWeights];
+  R dy[F::kOutputs];
+  R dx[F::kInputs];
+  R sums[RowwisePart<R, F>::kSums + 1];
+  R terms[F::kSums + F::kBackwardSums + 1];
   const auto get_gradients = [&](int64_t i) HWY_ATTR {
     for (int n = 0; n < F::kOutputs; ++n) dy[n] = r.out[n * r.padded + i];
   };

@@ -30,7 +30,7 @@ constexpr int64_t kLanes = hn::MaxLanes(Lanes<R>());
 // to hide latencies.
 constexpr int64_t kTileVectors = 4;
 template <class R>
-constexpr int64_t kTile = kTileVectors* kLanes<R>;
+constexpr int64_t kTile = kTileVectors * kLanes<R>;
 
 template <class R>
 HWY_INLINE Vec<R> set(double x) {
@@ -47,8 +47,9 @@ HWY_INLINE Vec<float> exp2(Vec<float> unclamped) {
   const Lanes<R> d;
   const hn::RebindToSigned<Lanes<R>> di;
   const Vec<R> x = hn::Min(set<R>(127), hn::Max(set<R>(-126), unclamped));
-  const Vec<R> magic = set<R>(12582912), shifted = hn::Add(x, magic),
-               f = hn::Sub(x, hn::Sub(shifted, magic));
+  const Vec<R> magic = set<R>(12582912);
+  const Vec<R> shifted = hn::Add(x, magic);
+  const Vec<R> f = hn::Sub(x, hn::Sub(shifted, magic));
   Vec<R> p = hn::MulAdd(f, set<R>(0.0013264727), set<R>(0.009671513));
   p = hn::MulAdd(f, p, set<R>(0.055507336));
   p = hn::MulAdd(f, p, set<R>(0.24022242));
@@ -64,8 +65,9 @@ HWY_INLINE Vec<double> exp2(Vec<double> unclamped) {
   const hn::RebindToSigned<Lanes<R>> di;
   constexpr double kLn2 = 0.693147180559945309;
   const Vec<R> x = hn::Min(set<R>(1023), hn::Max(set<R>(-1022), unclamped));
-  const Vec<R> magic = set<R>(6755399441055744), shifted = hn::Add(x, magic),
-               f = hn::Sub(x, hn::Sub(shifted, magic));
+  const Vec<R> magic = set<R>(6755399441055744);
+  const Vec<R> shifted = hn::Add(x, magic);
+  const Vec<R> f = hn::Sub(x, hn::Sub(shifted, magic));
   const Vec<R> g = hn::Mul(f, set<R>(kLn2));
   Vec<R> p = set<R>(1);
   for (int k = 13; k > 0; --k) p = hn::MulAdd(hn::Mul(g, set<R>(1.0 / k)), p, set<R>(1));
@@ -93,7 +95,8 @@ template <class V, class R = hn::TFromV<V>>
 HWY_INLINE V log1p(V x) {
   // the first term left out is below 2⁻²⁹ and 2⁻⁵⁸ of the sum
   constexpr int kLast = sizeof(R) == 4 ? 7 : 16;
-  const V s = hn::Div(x, hn::Add(x, set<R>(2))), square = hn::Mul(s, s);
+  const V s = hn::Div(x, hn::Add(x, set<R>(2)));
+  const V square = hn::Mul(s, s);
   V sum = set<R>(2.0 / (2 * kLast + 1));
   for (int k = kLast - 1; k >= 0; --k) sum = hn::MulAdd(sum, square, set<R>(2.0 / (2 * k + 1)));
   return hn::Mul(s, sum);
@@ -137,8 +140,8 @@ HWY_INLINE void sums(const Vec<float> (&v)[4], float* out) {
   const auto add_neighbours = [&](Vec<float> a, Vec<float> b) HWY_ATTR {
     return hn::Add(hn::InterleaveLower(d, a, b), hn::InterleaveUpper(d, a, b));
   };
-  const auto ab = hn::BitCast(pairs, add_neighbours(v[0], v[1])),
-             cd = hn::BitCast(pairs, add_neighbours(v[2], v[3]));
+  const auto ab = hn::BitCast(pairs, add_neighbours(v[0], v[1]));
+  const auto cd = hn::BitCast(pairs, add_neighbours(v[2], v[3]));
   const Vec<float> of_blocks = hn::Add(hn::BitCast(d, hn::InterleaveLower(pairs, ab, cd)),
                                        hn::BitCast(d, hn::InterleaveUpper(pairs, ab, cd)));
   hn::StoreU(add_blocks(d, of_blocks), hn::FixedTag<float, 4>(), out);
@@ -184,7 +187,8 @@ inline uint16_t round_to_bf16(float x) {  // to nearest, ties to even
 // The same for vectors; the bits are the lower half of each lane.
 HWY_INLINE hn::Vec<hn::RebindToUnsigned<Lanes<float>>> bf16_bits(Vec<float> x) {
   const hn::RebindToUnsigned<Lanes<float>> d32;
-  const auto bits = hn::BitCast(d32, x), upper = hn::ShiftRight<16>(bits);
+  const auto bits = hn::BitCast(d32, x);
+  const auto upper = hn::ShiftRight<16>(bits);
   const auto odd = hn::And(upper, hn::Set(d32, 1u));
   const auto rounded = hn::ShiftRight<16>(hn::Add(bits, hn::Add(hn::Set(d32, 0x7FFFu), odd)));
   const auto nan = hn::Or(upper, hn::Set(d32, 0x40u));

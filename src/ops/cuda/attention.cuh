@@ -17,7 +17,8 @@ __device__ void copy_rows(Tile to, const View& x, int64_t b, int64_t first, int6
                           int padded) {
   constexpr int D = Tile::kWidth;
   for (int i = threadIdx.x; i < padded * (D / 8); i += blockDim.x) {
-    const int row = i / (D / 8), vector = i % (D / 8);
+    const int row = i / (D / 8);
+    const int vector = i % (D / 8);
     const bf16* from = head_row<D>(x, b, first + min(row, count - 1), h) + vector * 8;
     cp_async_16(to.at(row, vector), from, row < count);
   }

@@ -1,9 +1,9 @@
 #pragma once
 // Element-wise operators on CUDA: one pass, 16 bytes per thread. cuda.cu of an operator
 // instantiates both functions for its struct.
+#include "ops/core/elementwise.h"
 #include "ops/cuda/launch.cuh"
 #include "ops/cuda/types.cuh"
-#include "ops/core/elementwise.h"
 
 namespace assay::ops::cuda {
 
@@ -16,7 +16,8 @@ __global__ void __launch_bounds__(kElementwiseThreads)
                        int64_t vectors) {
   const int64_t i = blockIdx.x * int64_t{kElementwiseThreads} + threadIdx.x;
   if (i >= vectors) return;
-  Vec<T, kSize> v = x[i], d;
+  Vec<T, kSize> v = x[i];
+  Vec<T, kSize> d;
   if (dy) d = dy[i];
   for (int k = 0; k < kSize; ++k)
     v[k] = from_compute<T>(dy ? F::backward(to_compute(v[k]), to_compute(d[k]))

@@ -91,7 +91,8 @@ void launch_pdl(void (*kernel)(Parameters...), dim3 grid, unsigned threads, size
 
 // The SMs of the current device; 132, as on an H200, where sizes are asked for without a device.
 inline int sm_count() {
-  int device = 0, count = 0;
+  int device = 0;
+  int count = 0;
   const bool found =
       cudaGetDevice(&device) == cudaSuccess &&
       cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) == cudaSuccess;

@@ -27,7 +27,8 @@ __device__ inline float sigmoid_fast(float x) { return sigmoid_approx(x); }
 
 // silu(z) and its derivative.
 struct SiluGate {
-  float value, slope;
+  float value;
+  float slope;
   __device__ explicit SiluGate(float z) {
     const float s = sigmoid_approx(z);
     value = z * s;

@@ -7,7 +7,8 @@ namespace assay::ops::cuda {
 // A position in the ring. The phase changes each time the ring starts again.
 template <int kStages>
 struct PipelineState {
-  int stage = 0, phase = 0;
+  int stage = 0;
+  int phase = 0;
   __device__ void advance() {
     if (++stage == kStages) {
       stage = 0;

@@ -78,12 +78,14 @@ __device__ float transposed_sum(float (&v)[kValues]) {
   if constexpr (kValues == 1) {
     return group_reduce<kLanes>(v[0], Plus{});
   } else {
-    constexpr int kHalf = kValues / 2, kMask = kLanes / 2;
+    constexpr int kHalf = kValues / 2;
+    constexpr int kMask = kLanes / 2;
     const bool upper = threadIdx.x & kMask;
     float sums[kHalf];
 #pragma unroll
     for (int i = 0; i < kHalf; ++i) {
-      const float low = v[i], high = v[i + kHalf];
+      const float low = v[i];
+      const float high = v[i + kHalf];
       sums[i] = (upper ? high : low) + __shfl_xor_sync(~0u, upper ? low : high, kMask);
     }
     return transposed_sum<kMask>(sums);
@@ -95,7 +97,8 @@ template <class R>
 __global__ void __launch_bounds__(256)
     sum_rows_kernel(const R* in, R* out, int64_t rows, int64_t columns) {
   __shared__ R part[8][33];
-  const int x = threadIdx.x % 32, y = threadIdx.x / 32;
+  const int x = threadIdx.x % 32;
+  const int y = threadIdx.x / 32;
   const int64_t column = blockIdx.x * int64_t{32} + x;
   R sum = 0;
   if (column < columns) {

@@ -3,15 +3,16 @@
 // 32 vectors belongs to lanes of one warp, a longer one to a block. Of operators with kLongParts,
 // parts of 33 to 192 vectors belong to lanes of one warp too, with several vectors per lane.
 // cuda.cu of an operator instantiates the three functions for its struct.
+#include "ops/core/rowwise.h"
 #include "ops/cuda/math.cuh"
 #include "ops/cuda/reduce.cuh"
-#include "ops/core/rowwise.h"
 
 namespace assay::ops::cuda {
 
 // Which threads work on a part: `threads` of the `block` threads of a block.
 struct RowwiseShape {
-  unsigned threads, block;
+  unsigned threads;
+  unsigned block;
   int64_t parts_per_block() const { return block / threads; }
 };
 inline RowwiseShape rowwise_shape(int64_t vectors) {
@@ -53,8 +54,8 @@ struct RowwiseElements {
   static constexpr int kGradients = kAtLeastOne<kParameterGradients<F>>;
   R statistics[kAtLeastOne<F::kStatistics>] = {};
   Vec<T, kSize> in[F::kInputs] = {};
-  Vec<R, kSize> parameters[kAtLeastOne<F::kParameters>] = {},
-                real[kAtLeastOne<F::kRealOutputs>] = {};
+  Vec<R, kSize> parameters[kAtLeastOne<F::kParameters>] = {};
+  Vec<R, kSize> real[kAtLeastOne<F::kRealOutputs>] = {};
   Vec<T, kSize> out[kAtLeastOne<F::kOutputs - F::kRealOutputs>] = {};
 
   // Calls access(a vector, the pointer that belongs to it) for each output.
@@ -104,11 +105,16 @@ __global__ void __launch_bounds__(kMaxRowwiseThreads)
   using E = RowwiseElements<F, T, kSize>;
   const int64_t wanted =
       blockIdx.x * int64_t(blockDim.x / unsigned(threads)) + threadIdx.x / unsigned(threads);
-  const int64_t part = min(wanted, p.rows * p.groups - 1), row = quotient(part, p.groups),
-                group = part - row * p.groups, first = threadIdx.x % unsigned(threads) * kSize,
-                offset = group * p.width + first;
+  const int64_t part = min(wanted, p.rows * p.groups - 1);
+  const int64_t row = quotient(part, p.groups);
+  const int64_t group = part - row * p.groups;
+  const int64_t first = threadIdx.x % unsigned(threads) * kSize;
+  const int64_t offset = group * p.width + first;
   E e;
-  R x[F::kInputs], w[E::kWeights], y[F::kOutputs], sums[kAtLeastOne<F::kSums>] = {};
+  R x[F::kInputs];
+  R w[E::kWeights];
+  R y[F::kOutputs];
+  R sums[kAtLeastOne<F::kSums>] = {};
   if (first < p.width) {
     e.load_inputs(p, row, group, offset);
     e.load_parameters(p, group, first);
@@ -147,18 +153,24 @@ __global__ void __launch_bounds__(kMaxRowwiseThreads)
   using E = RowwiseElements<F, T, kSize>;
   constexpr int kSums = F::kSums + F::kBackwardSums;
   const Rowwise<F>& p = bwd.forward;
-  const int64_t worker = (blockIdx.x * int64_t{blockDim.x} + threadIdx.x) / threads,
-                step = worker / p.groups, group = worker % p.groups,
-                first = threadIdx.x % threads * kSize, offset = group * p.width + first;
+  const int64_t worker = (blockIdx.x * int64_t{blockDim.x} + threadIdx.x) / threads;
+  const int64_t step = worker / p.groups;
+  const int64_t group = worker % p.groups;
+  const int64_t first = threadIdx.x % threads * kSize;
+  const int64_t offset = group * p.width + first;
   const bool has_elements = first < p.width && step < stride;
   E e;
   if (has_elements) e.load_parameters(p, group, first);
   R dparameters[E::kGradients][kSize] = {};
   // the number of rounds is that of all threads, because they add together
   for (int64_t start = 0; start < p.rows; start += stride) {
-    const int64_t row = start + step, at = row * p.groups * p.width + offset;
+    const int64_t row = start + step;
+    const int64_t at = row * p.groups * p.width + offset;
     const bool active = has_elements && row < p.rows;
-    R x[F::kInputs], w[E::kWeights], dy[F::kOutputs], part[kAtLeastOne<kSums>] = {};
+    R x[F::kInputs];
+    R w[E::kWeights];
+    R dy[F::kOutputs];
+    R part[kAtLeastOne<kSums>] = {};
     if (active) {
       e.load_inputs(p, row, group, offset);
       e.for_each_output(bwd.dout, [&](auto& vector, auto* from) {
@@ -182,7 +194,8 @@ __global__ void __launch_bounds__(kMaxRowwiseThreads)
     if (!active) continue;
 #pragma unroll
     for (int k = 0; k < kSize; ++k) {
-      R dx[F::kInputs], dw[E::kGradients] = {};
+      R dx[F::kInputs];
+      R dw[E::kGradients] = {};
       e.get(k, x, w);
       e.get_outputs(k, dy);
       F::backward(x, w, part, dy, dx, dw);
@@ -221,9 +234,15 @@ struct WarpPart {
   static constexpr size_t kBytes = 2 * kTensors * kVectors * kWarpPartThreads * sizeof(uint4);
   const Rowwise<F>& p;
   const void* const* dout;
-  const int lanes, lane, slots, slot, width;
-  const int64_t block, group;
-  R statistics[kAtLeastOne<F::kStatistics>], next_statistics[kAtLeastOne<F::kStatistics>];
+  const int lanes;
+  const int lane;
+  const int slots;
+  const int slot;
+  const int width;
+  const int64_t block;
+  const int64_t group;
+  R statistics[kAtLeastOne<F::kStatistics>];
+  R next_statistics[kAtLeastOne<F::kStatistics>];
 
   __device__ WarpPart(const Rowwise<F>& p, const void* const* dout, int lanes)
       : p(p),
@@ -251,7 +270,8 @@ struct WarpPart {
     }
   }
   __device__ void fetch(int stage, int64_t start) {
-    const int64_t row = min(start + slot, p.rows - 1), part = row * p.groups + group;
+    const int64_t row = min(start + slot, p.rows - 1);
+    const int64_t part = row * p.groups + group;
     each([&](int j, int column, bool) {
 #pragma unroll
       for (int n = 0; n < F::kInputs; ++n)
@@ -297,7 +317,10 @@ struct WarpPart {
   __device__ void sum(int stage, R (&sums)[kCount], Add&& add) const {
     each([&](int j, int column, bool inside) {
       const E e = elements(stage, j, column);
-      R x[F::kInputs], w[E::kWeights], dy[F::kOutputs], of_vector[kCount] = {};
+      R x[F::kInputs];
+      R w[E::kWeights];
+      R dy[F::kOutputs];
+      R of_vector[kCount] = {};
 #pragma unroll
       for (int k = 0; k < kSize; ++k) {
         R terms[kCount];
@@ -325,7 +348,9 @@ __global__ void __launch_bounds__(kWarpPartThreads)
     F::finish(sums, R(p.width), R(p.eps));
     part.each([&](int j, int column, bool inside) {
       auto e = part.elements(stage, j, column);
-      R x[F::kInputs], w[Part::E::kWeights], y[F::kOutputs];
+      R x[F::kInputs];
+      R w[Part::E::kWeights];
+      R y[F::kOutputs];
 #pragma unroll
       for (int k = 0; k < kSize; ++k) {
         e.get(k, x, w);
@@ -365,10 +390,13 @@ __global__ void __launch_bounds__(kWarpPartThreads, kVectors > 3 ? 3 : 4)
     if (row >= p.rows) return;
     part.each([&](int j, int column, bool inside) {
       auto e = part.elements(stage, j, column);
-      R x[F::kInputs], w[Part::E::kWeights], dy[F::kOutputs];
+      R x[F::kInputs];
+      R w[Part::E::kWeights];
+      R dy[F::kOutputs];
 #pragma unroll
       for (int k = 0; k < kSize; ++k) {
-        R dx[F::kInputs], dw[kGradients] = {};
+        R dx[F::kInputs];
+        R dw[kGradients] = {};
         e.get(k, x, w);
         e.get_outputs(k, dy);
         F::backward(x, w, of_part, dy, dx, dw);
@@ -471,9 +499,9 @@ template <class F>
 size_t workspace_bytes(const RowwiseBackward<F>& bwd) {
   // single elements, which misaligned tensors take, need no more threads than 16 bytes do
   const Rowwise<F>& p = bwd.forward;
-  const int64_t element = p.dtype == DType::f64 ? 8 : 4,
-                size = 16 / (p.dtype == DType::bf16 ? 2 : element),
-                vectors = p.width % size ? p.width : p.width / size;
+  const int64_t element = p.dtype == DType::f64 ? 8 : 4;
+  const int64_t size = 16 / (p.dtype == DType::bf16 ? 2 : element);
+  const int64_t vectors = p.width % size ? p.width : p.width / size;
   const RowwiseShape shape = rowwise_shape(vectors);
   const int64_t sums = std::max(rowwise_stride(p, shape, int(2048 / shape.block)),
                                 F::kLongParts ? warp_part_blocks(p, 32, kWarpPartBlocks) : 0);

@@ -28,7 +28,8 @@ inline CUtensorMap rows_map(const View& x, int64_t batch, int64_t time, int64_t 
   };
   const cuuint64_t strides[] = {count(head_dim * 2), stride(x.time_stride, time),
                                 stride(x.batch_stride, batch)};
-  const cuuint32_t box[] = {wide ? 64u : 32u, 1, 64, 1}, steps[] = {1, 1, 1, 1};
+  const cuuint32_t box[] = {wide ? 64u : 32u, 1, 64, 1};
+  const cuuint32_t steps[] = {1, 1, 1, 1};
   CUtensorMap map;
   if (!encode ||
       encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, x.data, sizes, strides, box, steps,

@@ -12,8 +12,10 @@ namespace assay::ops::cuda {
 
 using bf16 = __nv_bfloat16;
 
-constexpr double kLog2eDouble = 1.4426950408889634, kLn2Double = 0.6931471805599453;
-constexpr float kLog2e = float(kLog2eDouble), kLn2 = float(kLn2Double);
+constexpr double kLog2eDouble = 1.4426950408889634;
+constexpr double kLn2Double = 0.6931471805599453;
+constexpr float kLog2e = float(kLog2eDouble);
+constexpr float kLn2 = float(kLn2Double);
 
 // The type in which tensors of T are computed: double for double, else float.
 template <class T>

@@ -8,7 +8,8 @@ namespace assay::ops::cuda {
 // The matrix descriptor of an operand in shared memory: `low` has its address and leading offset,
 // `high` its stride and swizzle. Adding to it moves the address, in units of 16 bytes.
 struct WgmmaDescriptor {
-  uint32_t low, high;
+  uint32_t low;
+  uint32_t high;
   __device__ WgmmaDescriptor operator+(int step) const { return {low + step, high}; }
   __device__ operator uint64_t() const { return uint64_t(high) << 32 | low; }
 };
@@ -22,7 +23,8 @@ constexpr int kPanel = D % 64 == 0 ? 64 : 32;
 template <int D, int kRows>
 struct WgmmaTile {
   static_assert(D % 32 == 0 && kRows % 8 == 0);
-  static constexpr int W = kPanel<D>, kWidth = D;
+  static constexpr int W = kPanel<D>;
+  static constexpr int kWidth = D;
   bf16* data;
   __device__ static int offset(int row, int vector) {
     return vector / (W / 8) * kRows * W + row * W + (swizzle<W>(row, vector % (W / 8)) << 3);

@@ -13,7 +13,8 @@ using torch::autograd::variable_list;
 struct Cut : torch::CustomClassHolder {
   Cut(Piece p, int64_t t, int64_t l) : piece(std::move(p)), time(t), length(l) {}
   Piece piece;
-  int64_t time, length;
+  int64_t time;
+  int64_t length;
   int64_t count() const { return (time + length - 1) / length; }
   int64_t steps(int64_t i) const { return std::min(length, time - i * length); }
   at::Tensor part(const at::Tensor& x, int64_t i) const {
@@ -26,7 +27,10 @@ struct Cut : torch::CustomClassHolder {
 variable_list piece_gradients(const Cut& cut, const variable_list& inputs, const at::Tensor& before,
                               int64_t i, const at::Tensor& dout, const at::Tensor& dstate) {
   const at::AutoGradMode with_gradient(true);
-  variable_list leaves, outputs, seeds;  // leaves of this piece alone
+  // leaves of this piece alone
+  variable_list leaves;
+  variable_list outputs;
+  variable_list seeds;
   for (const at::Tensor& x : inputs) leaves.push_back(cut.part(x, i).detach().requires_grad_());
   const at::Tensor state = before.detach().requires_grad_();
   const auto [out, after] = cut.piece(leaves, state);
@@ -45,7 +49,9 @@ variable_list piece_gradients(const Cut& cut, const variable_list& inputs, const
 struct Segments : torch::autograd::Function<Segments> {
   static variable_list forward(AutogradContext* ctx, const c10::intrusive_ptr<Cut>& cut,
                                at::TensorList inputs, const at::Tensor& initial_state) {
-    variable_list saved = inputs.vec(), outputs, parts(inputs.size());
+    variable_list saved = inputs.vec();
+    variable_list outputs;
+    variable_list parts(inputs.size());
     at::Tensor state = initial_state;
     for (int64_t i = 0; i < cut->count(); ++i) {
       saved.push_back(state);
@@ -63,7 +69,8 @@ struct Segments : torch::autograd::Function<Segments> {
   static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
     const auto cut = c10::static_intrusive_pointer_cast<Cut>(ctx->saved_data["cut"].toCapsule());
     const variable_list saved = ctx->get_saved_variables();
-    const int64_t count = cut->count(), size = int64_t(saved.size()) - count;
+    const int64_t count = cut->count();
+    const int64_t size = int64_t(saved.size()) - count;
     const variable_list inputs(saved.begin(), saved.begin() + size);
     std::vector<variable_list> parts(size, variable_list(count));
     at::Tensor dstate = gradients[1];

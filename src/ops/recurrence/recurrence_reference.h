@@ -14,7 +14,11 @@ namespace assay::ops {
 
 // Of q, k [B, T, ·, K] and v [B, T, ·, V]; H is the largest number of heads among them.
 struct HeadShape {
-  int64_t batch, time, heads, key_dim, value_dim;
+  int64_t batch;
+  int64_t time;
+  int64_t heads;
+  int64_t key_dim;
+  int64_t value_dim;
   const char* query;  // what the op calls q
 };
 

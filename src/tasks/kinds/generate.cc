@@ -64,13 +64,19 @@ class Generate final : public Kind {
 
  private:
   struct Config {
-    std::string text, answers;
-    std::vector<std::string> until = {"\n"}, ignore_words;
+    std::string text;
+    std::string answers;
+    std::vector<std::string> until = {"\n"};
+    std::vector<std::string> ignore_words;
     int64_t max_tokens = 256;
-    std::string cut_field, cut_rule = "earliest", remove_ending;
+    std::string cut_field;
+    std::string cut_rule = "earliest";
+    std::string remove_ending;
     std::vector<std::string> cut_at;
     int64_t cut_tokens = 0;
-    bool strip = true, ignore_case = false, ignore_punctuation = false;
+    bool strip = true;
+    bool ignore_case = false;
+    bool ignore_punctuation = false;
     void fields(auto&& field) {
       field("text", text, "template of the prompt");
       field("answers", answers, "template of the accepted answer, or of the list of them");
@@ -115,8 +121,8 @@ class Generate final : public Kind {
     auto text = document[config_.cut_field].get<std::string>();
     const std::vector<int64_t> ids = encoder.encode(text);
     const auto place = int64_t(encoder.encode(text.substr(0, centre(text, document))).size());
-    const int64_t before = std::min(place, config_.cut_tokens / 2),
-                  begin = std::min(place - before, int64_t(ids.size()));
+    const int64_t before = std::min(place, config_.cut_tokens / 2);
+    const int64_t begin = std::min(place - before, int64_t(ids.size()));
     const int64_t end = std::min(int64_t(ids.size()), begin + config_.cut_tokens);
     text = encoder.decode({ids.begin() + begin, ids.begin() + end});
     const std::string ending = lower(ending_.render(document));
@@ -127,7 +133,9 @@ class Generate final : public Kind {
   }
 
   Config config_;
-  Template text_, answers_, ending_;
+  Template text_;
+  Template answers_;
+  Template ending_;
   std::vector<Template> cut_at_;
   std::string delimiter_;
   ExactMatch rule_;

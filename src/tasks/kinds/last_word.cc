@@ -33,14 +33,16 @@ class LastWord final : public Kind {
 
  private:
   struct Config {
-    std::string text, target;
+    std::string text;
+    std::string target;
     void fields(auto&& field) {
       field("text", text, "template of the context");
       field("target", target, "template of what follows it, with the space before it");
     }
   };
   Config config_;
-  Template text_, target_;
+  Template text_;
+  Template target_;
   std::string delimiter_;
 };
 

@@ -37,7 +37,9 @@ class MultipleChoice final : public Kind {
   Scores score(const Json& document, const Answer& answer) const override {
     const auto choices = strings_of(choices_.value(document), "choices");
     const auto gold = size_t(index_of_answer(answer_.value(document), choices));
-    std::vector<double> plain, by_character, by_byte;
+    std::vector<double> plain;
+    std::vector<double> by_character;
+    std::vector<double> by_byte;
     for (size_t i = 0; i < choices.size(); ++i) {
       const double logprob = answer.likelihoods[i].logprob;
       plain.push_back(logprob);
@@ -57,7 +59,9 @@ class MultipleChoice final : public Kind {
 
  private:
   struct Config {
-    std::string text, choices, answer;
+    std::string text;
+    std::string choices;
+    std::string answer;
     void fields(auto&& field) {
       field("text", text, "template of the question");
       field("choices", choices, "template whose value is the list of choices");
@@ -65,7 +69,9 @@ class MultipleChoice final : public Kind {
     }
   };
   Config config_;
-  Template text_, choices_, answer_;
+  Template text_;
+  Template choices_;
+  Template answer_;
   std::string delimiter_;
 };
 

@@ -66,7 +66,11 @@ class Niah final : public Kind {
 
  private:
   struct Config {
-    int64_t variant = 1, length = 1024, samples = 40, max_tokens = 128, seed = 42;
+    int64_t variant = 1;
+    int64_t length = 1024;
+    int64_t samples = 40;
+    int64_t max_tokens = 128;
+    int64_t seed = 42;
     void fields(auto&& field) {
       field("variant", variant, "1: numbers in repeated lines; 2: numbers and 3: UUIDs in a text");
       field("length", length, "tokens of prompt and answer together");

@@ -54,7 +54,8 @@ class Rolling final : public Kind {
 
  private:
   struct Config {
-    std::string text, counted;
+    std::string text;
+    std::string counted;
     void fields(auto&& field) {
       field("text", text, "template of the text");
       field("counted", counted,
@@ -62,7 +63,8 @@ class Rolling final : public Kind {
     }
   };
   Config config_;
-  Template text_, counted_;
+  Template text_;
+  Template counted_;
 };
 
 const RegisterKind<Rolling> registered("rolling", "perplexity of whole texts, by word and by byte");

@@ -42,7 +42,9 @@ class SharedSuffix final : public Kind {
 
  private:
   struct Config {
-    std::string contexts, suffix, answer;
+    std::string contexts;
+    std::string suffix;
+    std::string answer;
     void fields(auto&& field) {
       field("contexts", contexts, "template whose value is the list of contexts");
       field("suffix", suffix, "template of the text that follows each of them");
@@ -50,7 +52,9 @@ class SharedSuffix final : public Kind {
     }
   };
   Config config_;
-  Template contexts_, suffix_, answer_;
+  Template contexts_;
+  Template suffix_;
+  Template answer_;
   std::string delimiter_;
 };
 

@@ -16,13 +16,14 @@
 #include <bit>
 #include <climits>
 
-#include "ops/cuda/reduce.cuh"
 #include "ops/attention/decode_attention/kernel.h"
+#include "ops/cuda/reduce.cuh"
 
 namespace assay::ops::cuda {
 namespace {
 
-constexpr int kThreads = 256, kWarps = kThreads / 32;
+constexpr int kThreads = 256;
+constexpr int kWarps = kThreads / 32;
 constexpr int kParts = 8;    // of the keys of a row, at most: blocks of a cluster
 constexpr int kKeys = 256;   // of a part, at least
 constexpr int kColumns = 8;  // numbers of a lane
@@ -59,7 +60,9 @@ __device__ Packed<T> pack(const float (&x)[kColumns]) {
 
 // Scores are in base 2.
 struct Softmax {
-  float most = -INFINITY, sum = 0, out[kColumns] = {};
+  float most = -INFINITY;
+  float sum = 0;
+  float out[kColumns] = {};
 
   template <class T, int N>
   __device__ void add(const float (&scores)[N], const Packed<T> (&values)[N]) {
@@ -94,21 +97,27 @@ template <class T, int kLanes>
 __device__ void heads_of_token(const DecodeAttention& p, const T* const (&heads)[2],
                                const float (&lengths)[2], int column, int position,
                                Packed<T> (&out)[2]) {
-  const bool inside = column < p.head_dim, rotates = p.cos && inside;
-  const int half = int(p.head_dim) / 2, other = column < half ? column + half : column - half;
+  const bool inside = column < p.head_dim;
+  const bool rotates = p.cos && inside;
+  const int half = int(p.head_dim) / 2;
+  const int other = column < half ? column + half : column - half;
   const int64_t angle = int64_t(position) * half + min(column, other);
-  Packed<T> own[2], others[2];
+  Packed<T> own[2];
+  Packed<T> others[2];
 #pragma unroll
   for (int n = 0; n < 2; ++n) {
     own[n] = load_or_zero(heads[n] + column, inside);
     others[n] = load_or_zero(heads[n] + other, rotates);
   }
-  float cos[kColumns], sin[kColumns];
+  float cos[kColumns];
+  float sin[kColumns];
   unpack<float>(load_or_zero(p.cos + angle, rotates), cos);
   unpack<float>(load_or_zero(p.sin + angle, rotates), sin);
 #pragma unroll
   for (int n = 0; n < 2; ++n) {
-    float x[kColumns], y[kColumns], factor = 1;
+    float x[kColumns];
+    float y[kColumns];
+    float factor = 1;
     unpack<T>(own[n], x);
     unpack<T>(others[n], y);
     if (p.norm_scale) {
@@ -129,7 +138,8 @@ __device__ void heads_of_token(const DecodeAttention& p, const T* const (&heads)
 
 template <class T, int kLanes>
 __device__ float dot(const float (&query)[kColumns], const Packed<T>& key) {
-  float x[kColumns], sum = 0;
+  float x[kColumns];
+  float sum = 0;
   unpack<T>(key, x);
 #pragma unroll
   for (int i = 0; i < kColumns; ++i) sum += query[i] * x[i];
@@ -139,7 +149,9 @@ __device__ float dot(const float (&query)[kColumns], const Packed<T>& key) {
 // What a warp has found in its keys, or a block in a part of them.
 template <int kWidth>
 struct Part {
-  float most, sum, out[kWidth];
+  float most;
+  float sum;
+  float out[kWidth];
 };
 // Number d of the sum of `count` parts and, of all of them, the largest score and the sum of
 // weights.
@@ -162,20 +174,28 @@ __device__ float combine(const Part<kWidth>* parts, int count, int d, float& mos
 template <class T, int kLanes>
 __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 3 : 2)
     decode_kernel(const __grid_constant__ DecodeAttention p, unsigned cluster, int ring_mask) {
-  constexpr int kGroups = kThreads / kLanes, kWidth = kLanes * kColumns;
-  constexpr int kTile = kGroups * kUnroll;               // keys that a block reads at a time
-  __shared__ Part<kWidth> warps[kWarps], parts[kParts];  // `parts` is used in block 0
+  constexpr int kGroups = kThreads / kLanes;
+  constexpr int kWidth = kLanes * kColumns;
+  constexpr int kTile = kGroups * kUnroll;  // keys that a block reads at a time
+  // `parts` is used in block 0
+  __shared__ Part<kWidth> warps[kWarps];
+  __shared__ Part<kWidth> parts[kParts];
   griddep_launch_dependents();
   __cluster_barrier_arrive_relaxed();  // a block sends its results when all blocks have begun
-  const int block = blockIdx.x % cluster, d = threadIdx.x;
-  const unsigned heads = unsigned(p.heads), per_kv = heads / unsigned(p.kv_heads);
-  const unsigned head = blockIdx.x / cluster % heads, kv = head / per_kv;
-  const int64_t D = p.head_dim, row = blockIdx.x / cluster / heads;
+  const int block = blockIdx.x % cluster;
+  const int d = threadIdx.x;
+  const unsigned heads = unsigned(p.heads);
+  const unsigned per_kv = heads / unsigned(p.kv_heads);
+  const unsigned head = blockIdx.x / cluster % heads;
+  const unsigned kv = head / per_kv;
+  const int64_t D = p.head_dim;
+  const int64_t row = blockIdx.x / cluster / heads;
   const int position = int(p.positions ? p.positions[row] : p.position);
   // Keys are numbered from the first one that the query sees. The new one is number `last`.
   const int skipped = p.window > 0 ? max(position + 1 - int(p.window), 0) : 0;
   const int last = p.positions ? position - skipped : int(p.length) - 1;
-  const int group = threadIdx.x / kLanes, column = threadIdx.x % kLanes * kColumns;
+  const int group = threadIdx.x / kLanes;
+  const int column = threadIdx.x % kLanes * kColumns;
   const bool inside = column < D;
   T* const keys = (p.positions ? static_cast<T*>(p.row_caches[row][0])
                                : static_cast<T*>(p.keys) + row * p.keys_stride) +
@@ -207,7 +227,10 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 3 : 2)
                   exists);
   };
   const auto end_of = [&](int part) { return part < count ? min((part + 1) * length, last) : 0; };
-  int next_part = block, next = block * length, next_end = end_of(block);  // tile to request
+  // tile to request
+  int next_part = block;
+  int next = block * length;
+  int next_end = end_of(block);
   const auto request = [&](int slot) {
     if (next < next_end) {
 #pragma unroll
@@ -229,7 +252,8 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 3 : 2)
 #pragma unroll
   for (int slot = 0; slot < kDepth<T>; ++slot) request(slot);
   if (p.cos && inside) {
-    const int64_t half = D / 2, angle = position * half + column % half;
+    const int64_t half = D / 2;
+    const int64_t angle = position * half + column % half;
     prefetch_l2(p.cos + angle);
     prefetch_l2(p.sin + angle);
   }
@@ -254,7 +278,8 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 3 : 2)
     const int end = end_of(part);
     for (int base = part * length; base < end; base += kTile) {
       cp_async_wait_group<kDepth<T> - 1>();
-      Packed<T> k[kUnroll], v[kUnroll];
+      Packed<T> k[kUnroll];
+      Packed<T> v[kUnroll];
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
         k[u] = *place(slot, u, 0);
@@ -296,7 +321,8 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 3 : 2)
     __syncthreads();
     if (part == block) __cluster_barrier_wait();
     if (d < kWidth) {
-      float most, sum;
+      float most;
+      float sum;
       const float x = combine(warps, kWarps, d, most, sum);
       auto* const first = static_cast<Part<kWidth>*>(__cluster_map_shared_rank(&parts[part], 0));
       first->out[d] = x;
@@ -311,7 +337,8 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 3 : 2)
   if (block > 0) return;
   __cluster_barrier_wait();
   if (d >= D) return;
-  float most, sum;
+  float most;
+  float sum;
   const float x = combine(parts, count, d, most, sum);
   out[d] = from_compute<T>(x / sum);
 }

@@ -11,7 +11,8 @@ namespace assay::ops {
 struct DecodeOptions {
   double scale = 1;  // of scores
   // cos and sin of rotary positions, [positions, D/2] f32 each. D must be a multiple of 16.
-  std::optional<at::Tensor> cos, sin;
+  std::optional<at::Tensor> cos;
+  std::optional<at::Tensor> sin;
   std::optional<at::Tensor> norm_scale;    // [H] f32: QK-norm
   std::optional<at::Tensor> alibi_slopes;  // [H] f32
   int64_t window = 0;  // for rows at positions of their own: tokens that a query sees; 0: all

@@ -3,9 +3,9 @@
 
 #include <bit>
 
-#include "ops/core/called.h"
 #include "ops/attention/decode_attention/decode_attention.h"
 #include "ops/attention/decode_attention/kernel.h"
+#include "ops/core/called.h"
 #include "ops/core/dispatch.h"
 
 namespace assay::ops {
@@ -68,11 +68,15 @@ at::Tensor launch([[maybe_unused]] DecodeAttention args, const at::Tensor& q,
                   [[maybe_unused]] const at::Tensor& k, [[maybe_unused]] const at::Tensor& v,
                   const DecodeOptions& options) {
   const auto floats = [](const OptionalTensor& x) { return parameter(x, at::kFloat); };
-  const at::Tensor cos = floats(options.cos), sin = floats(options.sin),
-                   norm_scale = floats(options.norm_scale), slopes = floats(options.alibi_slopes);
+  const at::Tensor cos = floats(options.cos);
+  const at::Tensor sin = floats(options.sin);
+  const at::Tensor norm_scale = floats(options.norm_scale);
+  const at::Tensor slopes = floats(options.alibi_slopes);
   const at::Tensor out = at::empty(q.sizes(), q.options());
   if constexpr (kCudaKernels) {
-    const at::Tensor queries = rows_of(q), keys = rows_of(k), values = rows_of(v);
+    const at::Tensor queries = rows_of(q);
+    const at::Tensor keys = rows_of(k);
+    const at::Tensor values = rows_of(v);
     const auto pointer = [](const at::Tensor& x) { return static_cast<const float*>(data(x)); };
     const c10::DeviceGuard guard(q.device());
     args.dtype = kernel_dtype(q.scalar_type());

@@ -4,8 +4,8 @@
 // where X are q, dout and Y are k, v for dq, and the other way round for dk and dv: then a column,
 // not a row, has a logsumexp and a delta. P and dS come out of the tensor cores as the left
 // operands of their products.
-#include "ops/cuda/attention.cuh"
 #include "ops/attention/passes/attention_stream.cuh"
+#include "ops/cuda/attention.cuh"
 #include "ops/cuda/reduce.cuh"
 #include "ops/cuda/tensor_map.cuh"
 
@@ -19,19 +19,27 @@ template <int D, bool kValues>
 constexpr int kGroups = D == 64 && !kValues ? 3 : 2;
 
 struct BackwardParams {
-  CUtensorMap q, k, v, dout;
+  CUtensorMap q;
+  CUtensorMap k;
+  CUtensorMap v;
+  CUtensorMap dout;
   Shape shape;
-  const float *logsumexp, *delta;  // [B, H, rows], as AttentionWorkspace has them
+  // [B, H, rows], as AttentionWorkspace has them
+  const float* logsumexp;
+  const float* delta;
   int64_t rows;
-  View dq, dk, dv;
+  View dq;
+  View dk;
+  View dv;
 };
 
 // logsumexp and delta of each query, rows of a head padded. One quad of lanes per query.
 template <int D>
 __global__ void __launch_bounds__(256)
     delta_kernel(AttentionGradients g, AttentionWorkspace m, int heads, int64_t time) {
-  const int64_t at = blockIdx.x * int64_t{64} + threadIdx.x / 4, head = at / m.rows,
-                t = at % m.rows;
+  const int64_t at = blockIdx.x * int64_t{64} + threadIdx.x / 4;
+  const int64_t head = at / m.rows;
+  const int64_t t = at % m.rows;
   const int lane = threadIdx.x % 4;
   float delta = 0;
   if (t < time) {
@@ -39,7 +47,8 @@ __global__ void __launch_bounds__(256)
     const bf16* out = g.soft ? nullptr : head_row<D>(g.out, head / heads, t, head % heads);
 #pragma unroll
     for (int i = lane * 4; i < D; i += 16) {
-      float x[4], y[4];
+      float x[4];
+      float y[4];
       if (g.soft) load_vec(x, g.soft + (head * time + t) * D, DType::f32, i);
       else load_vec(x, out, DType::bf16, i);
       load_vec(y, dout, DType::bf16, i);
@@ -97,18 +106,21 @@ template <int D, bool kKeys, bool kValues, bool kAlibi, class Smem>
 __device__ void sum_parts(float (&sum)[D / 8][4], float (&values)[D / 8][4], const Smem& smem,
                           const BackwardParams& p, const RowRange& mine, const Band& band,
                           const Parts& all) {
-  const int begin = mine.first + mine.group_row(), row = mine.first + mine.row(0);
+  const int begin = mine.first + mine.group_row();
+  const int row = mine.first + mine.row(0);
   const int heads = kKeys ? p.shape.group() : 1;
   const Parts seen = band.parts<kPart>(begin, mine.group_count());
   PipelineState<Smem::kStages> ring;
   smem.own_ready().wait(0);
   if (seen.count() == 0) return smem.skip(ring, heads * all.count());
-  const OperandA<D, false> own(smem.own(0)), own2(own, Smem::kRows * D);
-  const uint64_t rows = WgmmaTile<D, 64>{smem.streamed(0, 0)}.rows(),
-                 columns = WgmmaTile<D, 64>{smem.streamed(0, 0)}.columns();
+  const OperandA<D, false> own(smem.own(0));
+  const OperandA<D, false> own2(own, Smem::kRows * D);
+  const uint64_t rows = WgmmaTile<D, 64>{smem.streamed(0, 0)}.rows();
+  const uint64_t columns = WgmmaTile<D, 64>{smem.streamed(0, 0)}.columns();
   constexpr int kSecond = kPart * D * 2 >> 4;  // from one operand of a part to the other
   auto stage_at = [](int stage) { return uint32_t(stage * 2 * kSecond); };
-  std::conditional_t<kKeys, OfColumns, OfRows> logsumexp, delta;
+  std::conditional_t<kKeys, OfColumns, OfRows> logsumexp;
+  std::conditional_t<kKeys, OfColumns, OfRows> delta;
   if constexpr (!kKeys) {
     for (int i = 0; i < 2; ++i) {
       // A row past the last query reads what another one has and is not written.
@@ -118,9 +130,13 @@ __device__ void sum_parts(float (&sum)[D / 8][4], float (&values)[D / 8][4], con
     }
   }
   const float scale = kAlibi ? 1 : p.shape.scale;
-  float s[kPart / 8][4], dp[kPart / 8][4];
-  uint32_t weights[kPart / 16][4], weights2[kPart / 16][4];
-  int before = 0, part = seen.begin, head = 0;
+  float s[kPart / 8][4];
+  float dp[kPart / 8][4];
+  uint32_t weights[kPart / 16][4];
+  uint32_t weights2[kPart / 16][4];
+  int before = 0;
+  int part = seen.begin;
+  int head = 0;
   smem.skip(ring, seen.begin - all.begin);
   // dS Y₁ of a part is made with dP of the next one, or, where registers are few, in its own.
   constexpr bool kSamePart = kValues && D > 64;
@@ -213,7 +229,8 @@ __global__ void __launch_bounds__(kGroups<D, false> * 128 + 128, 1)
         [](int, int) { return nullptr; });
   } else {
     smem.consumer_registers();
-    float sum[D / 8][4] = {}, values[D / 8][4];
+    float sum[D / 8][4] = {};
+    float values[D / 8][4];
     sum_parts<D, false, false, kAlibi>(sum, values, smem, p, mine, band, parts);
     store_gradient<D>(p.dq, mine, sum, p.shape.query_scale);
   }
@@ -230,7 +247,8 @@ __global__ void __launch_bounds__(kGroups<D, kValues> * 128 + 128, 1)
   smem.init();
   if (smem.is_producer()) {
     smem.producer_registers();
-    const int head = mine.h * p.shape.group(), count = parts.count();
+    const int head = mine.h * p.shape.group();
+    const int count = parts.count();
     auto row = [&](int i) { return (parts.begin + i % count) * kPart; };
     smem.produce(
         count * p.shape.group(),
@@ -246,7 +264,8 @@ __global__ void __launch_bounds__(kGroups<D, kValues> * 128 + 128, 1)
         });
   } else {
     smem.consumer_registers();
-    float sum[D / 8][4] = {}, values[D / 8][4] = {};
+    float sum[D / 8][4] = {};
+    float values[D / 8][4] = {};
     sum_parts<D, true, kValues, kAlibi>(sum, values, smem, p, mine, band, parts);
     store_gradient<D>(p.dk, mine, sum, fabsf(p.shape.query_scale));
     if constexpr (kValues) store_gradient<D>(p.dv, mine, values, 1);

@@ -4,8 +4,8 @@
 //
 // The largest score of a query is shared by the quad of lanes that has its row; a part that holds
 // none larger than those before, as nearly all do, leaves it and the scale of the sums as they are.
-#include "ops/cuda/attention.cuh"
 #include "ops/attention/passes/attention_stream.cuh"
+#include "ops/cuda/attention.cuh"
 #include "ops/cuda/reduce.cuh"
 #include "ops/cuda/tensor_map.cuh"
 
@@ -14,7 +14,9 @@ namespace attention {
 namespace {
 
 struct ForwardParams {
-  CUtensorMap q, k, v;
+  CUtensorMap q;
+  CUtensorMap k;
+  CUtensorMap v;
   Shape shape;
   View values;  // v
   AttentionOutputs to;
@@ -24,7 +26,10 @@ struct ForwardParams {
 // lane's own columns.
 template <bool kIndex>
 struct Best {
-  float top[2] = {-INFINITY, -INFINITY}, base[2] = {}, sum[2] = {}, shrink[2];
+  float top[2] = {-INFINITY, -INFINITY};
+  float base[2] = {};
+  float sum[2] = {};
+  float shrink[2];
   int index[2] = {};
 
   // Scores of keys from `first` on. True when a row of the warp has a new largest score: `shrink`
@@ -41,7 +46,8 @@ struct Best {
   }
   template <int N>
   __device__ static float largest(const float (&s)[N][4], int i) {
-    float even = s[0][2 * i], odd = s[0][2 * i + 1];
+    float even = s[0][2 * i];
+    float odd = s[0][2 * i + 1];
 #pragma unroll
     for (int n = 1; n < N; ++n) {
       even = max_nan(even, s[n][2 * i]);
@@ -111,10 +117,12 @@ __device__ void write(const ForwardParams& p, const RowRange& mine, const Best<k
   const int lane = threadIdx.x % 4;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const int row = mine.row(i), t = mine.first + row;
+    const int row = mine.row(i);
+    const int t = mine.first + row;
     const bool written = row < mine.count;
-    const float total = kValues ? best.total(i) : 1, share = 1 / total,
-                logsumexp = kValues ? best.base[i] + __log2f(total) : best.top[i];
+    const float total = kValues ? best.total(i) : 1;
+    const float share = 1 / total;
+    const float logsumexp = kValues ? best.base[i] + __log2f(total) : best.top[i];
     const int64_t at = mine.head * p.shape.time + t;
     if (kValues && written && lane == 0 && p.to.logsumexp) p.to.logsumexp[at] = logsumexp * kLn2;
     if constexpr (!kIndex) {
@@ -141,7 +149,8 @@ template <int D, int kPart, bool kAlibi, bool kRegisters, class Smem>
 __device__ void average_values(const Smem& smem, const ForwardParams& p, const RowRange& mine,
                                const Parts& all) {
   const Band band = Band::of_queries(p.shape);
-  const int begin = mine.first + mine.group_row(), row = mine.first + mine.row(0);
+  const int begin = mine.first + mine.group_row();
+  const int row = mine.first + mine.row(0);
   const Parts seen = band.parts<kPart>(begin, mine.group_count());
   const float scale = kAlibi ? 1 : p.shape.scale;
   PipelineState<Smem::kStages> ahead;
@@ -152,7 +161,8 @@ __device__ void average_values(const Smem& smem, const ForwardParams& p, const R
   const uint64_t values = WgmmaTile<D, 64>{smem.streamed(0, 1)}.columns();
   auto stage_at = [](int stage) { return uint32_t(stage * (2 * kPart * D * 2 >> 4)); };
   Best<false> best;
-  float s[kPart / 8][4], sum[D / 8][4] = {};
+  float s[kPart / 8][4];
+  float sum[D / 8][4] = {};
   uint32_t weights[kPart / 16][4];
   smem.skip(ahead, seen.begin - all.begin);
   int before = 0;
@@ -201,7 +211,8 @@ template <int D, int kPart, bool kValues, bool kRegisters, class Smem>
 __device__ void choose(const Smem& smem, const ForwardParams& p, const RowRange& mine,
                        const Parts& all) {
   const Band band = Band::of_queries(p.shape);
-  const int begin = mine.first + mine.group_row(), row = mine.first + mine.row(0);
+  const int begin = mine.first + mine.group_row();
+  const int row = mine.first + mine.row(0);
   const Parts seen = band.parts<kPart>(begin, mine.group_count());
   const float scale = p.shape.scale;
   PipelineState<Smem::kStages> ahead;
@@ -215,10 +226,15 @@ __device__ void choose(const Smem& smem, const ForwardParams& p, const RowRange&
   };
 
   Best<true> best;
-  float left[kPart / 8][4], right[kPart / 8][4], sum[D / 8][4] = {};
-  uint32_t even[kPart / 16][4], odd[kPart / 16][4];  // weights of the part before and of this one
+  float left[kPart / 8][4];
+  float right[kPart / 8][4];
+  float sum[D / 8][4] = {};
+  // weights of the part before and of this one
+  uint32_t even[kPart / 16][4];
+  uint32_t odd[kPart / 16][4];
   smem.skip(ahead, seen.begin - all.begin);
-  int before = 0, here = ahead.stage;
+  int before = 0;
+  int here = ahead.stage;
   smem.ring().consumer_wait(ahead);
   wgmma_fence();
   scores<D, kPart>(left, queries, advance_descriptor(keys, stage_at(ahead.stage)));
@@ -327,7 +343,8 @@ void forward_attention(const ForwardParams& p, int64_t heads, Stream stream) {
 // Rows times 1, −1 or 0, without gaps. One thread per eight numbers.
 __global__ void __launch_bounds__(256)
     sign_kernel(View x, bf16* to, int64_t time, int64_t width, int64_t vectors, float sign) {
-  const int64_t i = blockIdx.x * int64_t{256} + threadIdx.x, row = i / (width / 8);
+  const int64_t i = blockIdx.x * int64_t{256} + threadIdx.x;
+  const int64_t row = i / (width / 8);
   if (i >= vectors) return;
   const bf16* from = static_cast<const bf16*>(x.data) + row / time * x.batch_stride +
                      row % time * x.time_stride + i % (width / 8) * 8;
@@ -340,7 +357,8 @@ __global__ void __launch_bounds__(256)
 
 View signed_queries(const Attention& a, const AttentionWorkspace& m, Stream stream) {
   if (!m.q) return a.q;
-  const int64_t width = a.heads * a.head_dim, vectors = a.batch * a.time * width / 8;
+  const int64_t width = a.heads * a.head_dim;
+  const int64_t vectors = a.batch * a.time * width / 8;
   launch_threads(sign_kernel, vectors, 256, stream, a.q, m.q, a.time, width, vectors,
                  a.scale < 0 ? -1.f : 0.f);
   return {m.q, a.time * width, width};

@@ -1,17 +1,26 @@
 #pragma once
 // Softmax attention over a causal window in passes that stream one operand past blocks which own
-// rows of the other, for sm_90a. The formulas are in ops/attention/window_attention/kernel.h. Every call
+// rows of the other, for sm_90a. The formulas are in window_attention/kernel.h. Every call
 // enqueues on `stream`, allocates nothing and gives the same bits every time.
 #include "ops/cuda/launch.cuh"
 
 namespace assay::ops::cuda {
 
 struct Attention {
-  int64_t batch, time, keys;  // B, T, S; 1 ≤ T ≤ S: the queries are the last T positions
-  int64_t heads, kv_heads, head_dim;  // H, Hkv, D; Hkv divides H
-  int64_t window;                     // ≥ 1; S or more: all positions
+  // B, T, S; 1 ≤ T ≤ S: the queries are the last T positions
+  int64_t batch;
+  int64_t time;
+  int64_t keys;
+  // H, Hkv, D; Hkv divides H
+  int64_t heads;
+  int64_t kv_heads;
+  int64_t head_dim;
+  int64_t window;  // ≥ 1; S or more: all positions
   double scale;
-  View q, k, v;                   // bf16 [B, T, H, D]; [B, S, Hkv, D]
+  // bf16 [B, T, H, D]; [B, S, Hkv, D]
+  View q;
+  View k;
+  View v;
   const float* slopes = nullptr;  // ALiBi, [H]
 };
 
@@ -29,7 +38,10 @@ struct AttentionGradients {
   const float* logsumexp;  // as the forward pass wrote it
   View out;                // bf16, or
   const float* soft;       // the weighted mean of values, if not null
-  View dq, dk, dv;         // bf16; without dv it is not computed
+  // bf16; without dv it is not computed
+  View dq;
+  View dk;
+  View dv;
 };
 
 // Scratch memory of a call.

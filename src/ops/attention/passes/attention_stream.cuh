@@ -12,7 +12,11 @@ constexpr int kPartRows = 64;  // statistics of a query are padded to a multiple
 
 // What kernels take of an Attention.
 struct Shape {
-  int time, keys, heads, kv_heads, window;
+  int time;
+  int keys;
+  int heads;
+  int kv_heads;
+  int window;
   float scale;          // exponents are products times this, powers of 2
   float query_scale;    // dq is sums times this
   const float* slopes;  // ALiBi, or null
@@ -31,12 +35,16 @@ struct Shape {
 
 template <int D_, int kPart_, int kGroups_, int kOwn, int kStreamed, bool kHasStats = false>
 struct StreamSmem {
-  static constexpr int D = D_, kPart = kPart_, kGroups = kGroups_;
-  static constexpr int kRows = kGroups * 64, kThreads = (kGroups + 1) * 128;
+  static constexpr int D = D_;
+  static constexpr int kPart = kPart_;
+  static constexpr int kGroups = kGroups_;
+  static constexpr int kRows = kGroups * 64;
+  static constexpr int kThreads = (kGroups + 1) * 128;
   static_assert(kGroups == 2 || kGroups == 3);
   // a part is one tile, or tiles that continue one another
   static_assert(kPart == 64 || kPanel<D> == D);
-  static constexpr int kOwnBytes = kOwn * kRows * D * 2, kStatsBytes = kHasStats ? kPart * 4 : 0;
+  static constexpr int kOwnBytes = kOwn * kRows * D * 2;
+  static constexpr int kStatsBytes = kHasStats ? kPart * 4 : 0;
   static constexpr int kPartBytes = kPart * D * 2;
   static constexpr int kStageBytes = kStreamed * kPartBytes + 2 * kStatsBytes;
   static constexpr int kStages = std::min(6, int(kMaxSharedBytes - 128 - kOwnBytes) / kStageBytes);
@@ -181,12 +189,15 @@ __device__ void accumulate(float (&sum)[D / 8][4], const uint32_t (&weights)[kPa
 
 // A block's own rows, some of one head.
 struct RowRange {
-  int first, count;
+  int first;
+  int count;
   int64_t head;  // b · heads + h
-  int b, h;
+  int b;
+  int h;
   // Blocks of one head follow one another, so that what they stream stays in the L2 cache.
   __device__ RowRange(int heads, int rows, int block_rows, bool last_first) {
-    const int blocks = (rows + block_rows - 1) / block_rows, block = blockIdx.x % blocks;
+    const int blocks = (rows + block_rows - 1) / block_rows;
+    const int block = blockIdx.x % blocks;
     head = blockIdx.x / blocks;
     b = int(head) / heads;
     h = int(head) % heads;
@@ -203,13 +214,16 @@ struct RowRange {
 
 // The parts [begin, end).
 struct Parts {
-  int begin, end;
+  int begin;
+  int end;
   __device__ int count() const { return end - begin; }
 };
 
 // Row r sees the columns [r + low, r + low + width) of those that exist.
 struct Band {
-  int low, width, columns;
+  int low;
+  int width;
+  int columns;
   static __device__ Band of_queries(const Shape& p) {
     return {p.keys - p.time - p.window + 1, p.window, p.keys};
   }
@@ -242,12 +256,15 @@ struct Band {
 // ALiBi in base 2 over the scores of a part, to be added to a score of the lane:
 // −slope · (position of the query − position of the key).
 struct Alibi {
-  float step, at[2];
+  float step;
+  float at[2];
   // kKeys: rows are keys and columns are queries. `row` is the lane's row 0.
   template <bool kKeys>
   static __device__ Alibi of(const Shape& p, int h, int row, int first_column) {
-    const float slope = p.slopes[h] * kLog2e, step = kKeys ? -slope : slope;
-    const int past = p.keys - p.time, column = first_column + threadIdx.x % 4 * 2;
+    const float slope = p.slopes[h] * kLog2e;
+    const float step = kKeys ? -slope : slope;
+    const int past = p.keys - p.time;
+    const int column = first_column + threadIdx.x % 4 * 2;
     const int distance = column - row + (kKeys ? past : -past);
     return {step, {step * float(distance), step * float(distance - 8)}};
   }

@@ -15,9 +15,11 @@ namespace assay::ops::HWY_NAMESPACE {
 namespace {
 
 struct Head {
-  std::byte *packed, *alone;  // in qk; in q or k
-  std::byte* normed;          // with QK-norm: in the qk of the forward
-  int64_t query;              // its number among the queries' heads; −1 for a key's
+  // in qk; in q or k
+  std::byte* packed;
+  std::byte* alone;
+  std::byte* normed;  // with QK-norm: in the qk of the forward
+  int64_t query;      // its number among the queries' heads; −1 for a key's
 };
 inline Head head_at(const RotaryQk& p, int64_t b, int64_t t, int64_t head) {
   const auto in = [&](const View& view, int64_t h) {
@@ -32,9 +34,15 @@ inline Head head_at(const RotaryQk& p, int64_t b, int64_t t, int64_t head) {
 // to whole vectors.
 template <class R>
 struct Scratch {
-  int64_t half, padded;
+  int64_t half;
+  int64_t padded;
   std::vector<R> numbers;
-  R *first, *second, *normed_first, *normed_second, *cos, *sin;
+  R* first;
+  R* second;
+  R* normed_first;
+  R* normed_second;
+  R* cos;
+  R* sin;
   explicit Scratch(int64_t half)
       : half(half),
         padded((half + kLanes<R> - 1) / kLanes<R> * kLanes<R>),
@@ -63,7 +71,8 @@ R product(const Scratch<R>& s, const R* a, const R* b, const R* c, const R* d) {
 template <class R>
 void norm(const RotaryQk& p, const Head& head, int64_t position, Scratch<R>& s) {
   const bool query = head.query >= 0;
-  const R *x = s.normed_first, *y = s.normed_second;
+  const R* x = s.normed_first;
+  const R* y = s.normed_second;
   const R inverse = 1 / std::sqrt(product(s, x, x, y, y) + R(kUnitLengthEps));
   const R scale = inverse * (query ? static_cast<const R*>(p.scale)[head.query] : R(1));
   R along = 0;
@@ -82,14 +91,16 @@ void norm(const RotaryQk& p, const Head& head, int64_t position, Scratch<R>& s) 
 
 template <class R>
 void turn(const RotaryQk& p, const Head& head, int64_t position, Scratch<R>& s) {
-  std::byte *from = p.backward ? head.alone : head.packed,
-            *to = p.backward ? head.packed : head.alone;
+  std::byte* from = p.backward ? head.alone : head.packed;
+  std::byte* to = p.backward ? head.packed : head.alone;
   const int64_t bytes = s.half * (p.dtype == DType::bf16 ? 2 : int64_t{sizeof(R)});
   read_row(from, p.dtype, s.half, s.padded, s.first);
   read_row(from + bytes, p.dtype, s.half, s.padded, s.second);
   for (int64_t i = 0; i < s.padded; i += kLanes<R>) {
-    const Vec<R> a = load(s.first + i), b = load(s.second + i), cos = load(s.cos + i),
-                 sin = load(s.sin + i);
+    const Vec<R> a = load(s.first + i);
+    const Vec<R> b = load(s.second + i);
+    const Vec<R> cos = load(s.cos + i);
+    const Vec<R> sin = load(s.sin + i);
     store<R>(hn::NegMulAdd(b, sin, hn::Mul(a, cos)), s.first + i);
     store<R>(hn::MulAdd(a, sin, hn::Mul(b, cos)), s.second + i);
   }
@@ -104,8 +115,8 @@ void turn(const RotaryQk& p, const Head& head, int64_t position, Scratch<R>& s) 
 
 template <class R>
 void read_angles(const RotaryQk& p, int64_t t, Scratch<R>& s) {
-  const R *cos = static_cast<const R*>(p.cos) + t * s.half,
-          *sin = static_cast<const R*>(p.sin) + t * s.half;
+  const R* cos = static_cast<const R*>(p.cos) + t * s.half;
+  const R* sin = static_cast<const R*>(p.sin) + t * s.half;
   const R sign = p.backward ? R(-1) : R(1);
   for (int64_t i = 0; i < s.half; ++i) {
     s.cos[i] = cos[i];
@@ -120,7 +131,8 @@ void over_positions(const RotaryQk& p, const ParallelFor& parallel) {
            [&](int64_t begin, int64_t end) HWY_ATTR {
              Scratch<R> s(p.head_dim / 2);
              for (int64_t position = begin; position < end; ++position) {
-               const int64_t b = position / p.time, t = position % p.time;
+               const int64_t b = position / p.time;
+               const int64_t t = position % p.time;
                read_angles(p, t, s);
                for (int64_t head = 0; head < heads; ++head)
                  turn(p, head_at(p, b, t, head), position, s);

@@ -1,8 +1,8 @@
 // Rotary queries and keys on CUDA: a few lanes per head, 16 bytes of each half per lane. A thread
 // has the same columns of several heads of one position, whose angles it reads once.
+#include "ops/attention/rotary_qkv/kernel.h"
 #include "ops/cuda/math.cuh"
 #include "ops/cuda/rowwise.cuh"
-#include "ops/attention/rotary_qkv/kernel.h"
 
 namespace assay::ops::cuda {
 namespace {
@@ -22,12 +22,16 @@ __global__ void __launch_bounds__(kThreads, 4)
   using R = Real<T>;
   using Packed = Vec<T, kWidth>;
   constexpr int kHeads = kHeadsPerThread<kNorm>;
-  const int lane = threadIdx.x % unsigned(group), all = int(p.heads + p.kv_heads),
-            per_position = (all + kHeads - 1) / kHeads;
-  const int64_t wanted = blockIdx.x * int64_t(kThreads / unsigned(group)) +
-                         threadIdx.x / unsigned(group),
-                task = min(wanted, tasks - 1), position = quotient(task, per_position),
-                b = quotient(position, p.time), t = position - b * p.time, half = p.head_dim / 2;
+  const int lane = threadIdx.x % unsigned(group);
+  const int all = int(p.heads + p.kv_heads);
+  const int per_position = (all + kHeads - 1) / kHeads;
+  const int64_t wanted =
+      blockIdx.x * int64_t(kThreads / unsigned(group)) + threadIdx.x / unsigned(group);
+  const int64_t task = min(wanted, tasks - 1);
+  const int64_t position = quotient(task, per_position);
+  const int64_t b = quotient(position, p.time);
+  const int64_t t = position - b * p.time;
+  const int64_t half = p.head_dim / 2;
   const int first = int(task - position * per_position) * kHeads;
   const auto row = [&](const View& view, int64_t head) {
     return static_cast<T*>(view.data) + b * view.batch_stride + t * view.time_stride +
@@ -36,8 +40,11 @@ __global__ void __launch_bounds__(kThreads, 4)
   const auto alone = [&](int head) {
     return head < p.heads ? row(p.q, head) : row(p.k, head - p.heads);
   };
-  Packed x[kHeads][2], normed[kHeads][2];  // of both halves
-  Vec<R, kWidth> cos, sin;
+  // of both halves
+  Packed x[kHeads][2];
+  Packed normed[kHeads][2];
+  Vec<R, kWidth> cos;
+  Vec<R, kWidth> sin;
   const auto load = [&](int64_t i) {
 #pragma unroll
     for (int n = 0; n < kHeads * 2; ++n) {
@@ -53,21 +60,27 @@ __global__ void __launch_bounds__(kThreads, 4)
   };
   // column k of a head, turned by the angle of the position, or back
   const auto turn = [&](const Packed(&head)[2], int k, R(&out)[2]) {
-    const R u = to_compute(head[0][k]), v = to_compute(head[1][k]), c = cos[k],
-            s = kBackward ? -sin[k] : sin[k];
+    const R u = to_compute(head[0][k]);
+    const R v = to_compute(head[1][k]);
+    const R c = cos[k];
+    const R s = kBackward ? -sin[k] : sin[k];
     out[0] = u * c - v * s;
     out[1] = v * c + u * s;
   };
-  R scale[kHeads], along[kHeads] = {};  // out = scale (turned − along x)
+  // out = scale (turned − along x)
+  R scale[kHeads];
+  R along[kHeads] = {};
   if constexpr (kNorm) {
     R squares[kHeads] = {};
     for (int64_t i = lane * kWidth; i < half; i += group * kWidth) {
       load(i);
 #pragma unroll
       for (int n = 0; n < kHeads * kWidth; ++n) {
-        const int j = n / kWidth, k = n % kWidth;
+        const int j = n / kWidth;
+        const int k = n % kWidth;
         const auto& before = kBackward ? normed[j] : x[j];
-        const R u = to_compute(before[0][k]), v = to_compute(before[1][k]);
+        const R u = to_compute(before[0][k]);
+        const R v = to_compute(before[1][k]);
         squares[j] += u * u + v * v;
         R g[2];
         turn(x[j], k, g);
@@ -115,8 +128,8 @@ __global__ void __launch_bounds__(kThreads, 4)
 }  // namespace
 
 void rotary_qk(const RotaryQk& p, Stream stream) {
-  const int64_t half = p.head_dim / 2,
-                element = with_type(p.dtype, [](auto x) { return sizeof x; });
+  const int64_t half = p.head_dim / 2;
+  const int64_t element = with_type(p.dtype, [](auto x) { return sizeof x; });
   const bool aligned = rows_aligned({p.qk, p.q, p.k, p.normed}, element) && is_aligned(p.cos, 16) &&
                        is_aligned(p.sin, 16);
   with_vectors(p.dtype, half, aligned, [&]<class T>(T, auto width) {

@@ -8,14 +8,22 @@
 namespace assay::ops {
 
 struct RotaryQk {
-  DType dtype;                           // of qk, q, k. "real": f64 when dtype is f64, else f32
-  int64_t batch, time, heads, kv_heads;  // q has `heads`, k has `kv_heads`
-  int64_t head_dim;                      // even
+  DType dtype;  // of qk, q, k. "real": f64 when dtype is f64, else f32
+  // q has `heads`, k has `kv_heads`
+  int64_t batch;
+  int64_t time;
+  int64_t heads;
+  int64_t kv_heads;
+  int64_t head_dim;  // even
   // true: q and k are gradients (in), qk is theirs (out), turned back
   bool backward;
-  View qk;                // in  [B, T, heads + kv_heads, D]
-  View q, k;              // out [B, T, heads, D], [B, T, kv_heads, D]; these may be the parts of qk
-  const void *cos, *sin;  // in  [T, D/2] real
+  View qk;  // in  [B, T, heads + kv_heads, D]
+  // out [B, T, heads, D], [B, T, kv_heads, D]; these may be the parts of qk
+  View q;
+  View k;
+  // in  [T, D/2] real
+  const void* cos;
+  const void* sin;
   // in  [heads] real; null: no QK-norm, and the two below unused
   const void* scale;
   View normed;  // in  qk of the forward; backward

@@ -1,9 +1,9 @@
 // Rotary queries, keys and values: checks, and the autograd function around the kernel.
 #include <torch/torch.h>
 
-#include "ops/core/dispatch.h"
 #include "ops/attention/rotary_qkv/kernel.h"
 #include "ops/attention/rotary_qkv/rotary_qkv.h"
+#include "ops/core/dispatch.h"
 #include "ops/core/split.h"
 
 namespace assay::ops {
@@ -56,7 +56,8 @@ struct RotaryQkFunction : torch::autograd::Function<RotaryQkFunction> {
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
     const auto saved = ctx->get_saved_variables();
-    const at::Tensor &qk = saved[0], &scale = saved[3];
+    const at::Tensor& qk = saved[0];
+    const at::Tensor& scale = saved[3];
     variable_list parts;
     for (const at::Tensor& gradient : gradients)
       parts.push_back(sequence(gradient, qk.scalar_type()));
@@ -79,7 +80,9 @@ std::array<at::Tensor, 2> rotated(const char* op, const at::Tensor& qk, int64_t 
                                   const at::Tensor& cos, const at::Tensor& sin,
                                   const OptionalTensor& scale, bool in_place) {
   check_dims(op, "qk", qk, 4, "[B, T, H + Hk, D]");
-  const int64_t time = qk.size(1), half = qk.size(3) / 2, heads = qk.size(2) - kv_heads;
+  const int64_t time = qk.size(1);
+  const int64_t half = qk.size(3) / 2;
+  const int64_t heads = qk.size(2) - kv_heads;
   TORCH_CHECK_VALUE(qk.size(3) % 2 == 0, op, ": qk has shape ", qk.sizes(), "; D must be even");
   TORCH_CHECK_VALUE(kv_heads > 0 && heads > 0, op, ": kv_heads = ", kv_heads,
                     " does not fit qk with ", qk.size(2), " heads");
@@ -94,7 +97,8 @@ std::array<at::Tensor, 2> rotated(const char* op, const at::Tensor& qk, int64_t 
   }
   if (!qk.is_cpu() && !(qk.is_cuda() && kCudaKernels))
     return rotary_qk_reference(qk, kv_heads, cos, sin, scale);
-  const auto dtype = sequence_dtype({qk}), real = real_dtype(dtype);
+  const auto dtype = sequence_dtype({qk});
+  const auto real = real_dtype(dtype);
   const auto parts =
       RotaryQkFunction::apply(sequence(qk, dtype), kv_heads, parameter(cos, real),
                               parameter(sin, real), optional(parameter(scale, real)), in_place);
@@ -107,7 +111,8 @@ std::array<at::Tensor, 3> rotary_qkv_(const at::Tensor& projected, int64_t heads
                                       const at::Tensor& cos, const at::Tensor& sin,
                                       const OptionalTensor& scale) {
   check_dims(kOp, "projected", projected, 3, "[B, T, (H + 2 Hk) D]");
-  const int64_t all = heads + 2 * kv_heads, D = 2 * cos.size(-1);
+  const int64_t all = heads + 2 * kv_heads;
+  const int64_t D = 2 * cos.size(-1);
   TORCH_CHECK_VALUE(heads > 0 && kv_heads > 0 && projected.size(2) == all * D, kOp,
                     ": projected has ", projected.size(2),
                     " columns, expected (H + 2 Hk) D = ", all * D);

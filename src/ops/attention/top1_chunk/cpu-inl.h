@@ -7,8 +7,8 @@
 #define ASSAY_OPS_TOP1_CHUNK_CPU_INL_H_
 #endif
 
-#include "ops/cpu/chunks-inl.h"
 #include "ops/attention/top1_chunk/kernel.h"
+#include "ops/cpu/chunks-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace assay::ops::HWY_NAMESPACE {
@@ -28,12 +28,15 @@ struct Lists {
   Lists(WorkspaceArena& carve, const Problem<R>& p)
       : order(carve.take<int32_t>(p.batch * p.heads * p.top_k * p.time)),
         begin(carve.take<int32_t>(p.batch * p.heads * p.top_k * (p.chunks + 1))) {}
-  int32_t *order, *begin;  // [B, H, top_k, T], [B, H, top_k, candidates + 2]
+  // [B, H, top_k, T], [B, H, top_k, candidates + 2]
+  int32_t* order;
+  int32_t* begin;
 
   std::pair<const int32_t*, const int32_t*> of(const Problem<R>& p, int64_t b, int64_t h,
                                                int64_t slot, int64_t chunk) const {
     const int64_t list = (b * p.heads + h) * p.top_k + slot;
-    const int32_t *offsets = begin + list * (p.chunks + 1), *queries = order + list * p.time;
+    const int32_t* offsets = begin + list * (p.chunks + 1);
+    const int32_t* queries = order + list * p.time;
     return {queries + offsets[chunk], queries + offsets[chunk + 1]};
   }
 };
@@ -43,8 +46,8 @@ void sort_queries(const Problem<R>& p, const Lists<R>& lists, const ParallelFor&
   parallel(p.batch * p.heads * p.top_k, 1, [&](int64_t first, int64_t last) {
     for (int64_t list = first; list < last; ++list) {
       const int64_t* selected = p.selected + list / p.top_k * p.time * p.top_k + list % p.top_k;
-      int32_t *offsets = lists.begin + list * (p.chunks + 1),
-              *queries = lists.order + list * p.time;
+      int32_t* offsets = lists.begin + list * (p.chunks + 1);
+      int32_t* queries = lists.order + list * p.time;
       auto chunk_of = [&](int64_t t) {  // −1 unless it is a candidate of t
         const int64_t chunk = selected[t * p.top_k];
         return chunk >= 0 && chunk < (p.past + t) / p.C ? chunk : int64_t{-1};

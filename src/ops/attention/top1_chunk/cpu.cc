@@ -24,9 +24,18 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 template <class R>
 struct Scratch {
-  R *q, *scores, *out, *values, *best;
-  R *squares, *gathered, *cheap;  // of the shortlist, as is
-  int64_t *listed, *next;         // [C, shortlist], [C] entries of it that are done
+  R* q;
+  R* scores;
+  R* out;
+  R* values;
+  R* best;
+  // of the shortlist, as is
+  R* squares;
+  R* gathered;
+  R* cheap;
+  // [C, shortlist], [C] entries of it that are done
+  int64_t* listed;
+  int64_t* next;
   Scratch(WorkspaceArena& carve, const Problem<R>& p)
       : q(carve.take<R>((p.C + kRows) * p.depth)),
         scores(carve.take<R>(kRows * std::max(p.width, padded<R>(p.candidates)))),
@@ -45,8 +54,11 @@ struct Memory {
   Columns<R> keys;
   R* means;  // [B, Hk, 1 + rank, D, candidates in whole vectors]
   Lists<R> lists;
-  R *out, *largest, *sum;  // [B, H, T, depth], [B, H, T] twice
-  std::byte* scratch;      // kWorkers times scratch_bytes
+  // [B, H, T, depth], [B, H, T] twice
+  R* out;
+  R* largest;
+  R* sum;
+  std::byte* scratch;  // kWorkers times scratch_bytes
   size_t scratch_bytes;
   Memory(WorkspaceArena& carve, const Problem<R>& p)
       : keys(carve, p),
@@ -71,10 +83,12 @@ void mean_keys(const Problem<R>& p, const Memory<R>& m, const ParallelFor& paral
            [&](int64_t i, std::byte* memory) HWY_ATTR {
              WorkspaceArena carve(memory);
              const Scratch<R> s(carve, p);
-             const int64_t chunk = i % p.candidates, h = i / p.candidates % p.kv_heads,
-                           b = i / p.candidates / p.kv_heads;
-             R *rows = s.values, *mean = s.q,
-               *out = m.means + (b * p.kv_heads + h) * p.head_dim * stride + chunk;
+             const int64_t chunk = i % p.candidates;
+             const int64_t h = i / p.candidates % p.kv_heads;
+             const int64_t b = i / p.candidates / p.kv_heads;
+             R* rows = s.values;
+             R* mean = s.q;
+             R* out = m.means + (b * p.kv_heads + h) * p.head_dim * stride + chunk;
              read_chunk(p, p.k, b, h, chunk, rows);
              std::fill_n(mean, p.depth, R(0));
              for (int64_t j = 0; j < p.C; ++j)
@@ -88,8 +102,9 @@ void mean_keys(const Problem<R>& p, const Memory<R>& m, const ParallelFor& paral
 template <class R>
 void select_approx(const Problem<R>& p, const Memory<R>& m, const Scratch<R>& s, int64_t b,
                    int64_t h, int64_t chunk) {
-  const int64_t stride = padded<R>(p.candidates), begin = p.first_query(chunk),
-                end = p.last_query(chunk);
+  const int64_t stride = padded<R>(p.candidates);
+  const int64_t begin = p.first_query(chunk);
+  const int64_t end = p.last_query(chunk);
   const R* means = m.means + (b * p.kv_heads + h / p.group) * p.head_dim * stride;
   for (int64_t t0 = begin; t0 < end; t0 += kRows) {
     const int64_t rows = std::min(kRows, end - t0);
@@ -106,7 +121,8 @@ void select_approx(const Problem<R>& p, const Memory<R>& m, const Scratch<R>& s,
 // Summaries with their rows as columns, to m.means.
 template <class R>
 void pack_summaries(const Problem<R>& p, const Memory<R>& m, const ParallelFor& parallel) {
-  const int64_t rows = p.kv_heads * (1 + p.rank), stride = padded<R>(p.candidates);
+  const int64_t rows = p.kv_heads * (1 + p.rank);
+  const int64_t stride = padded<R>(p.candidates);
   parallel(p.batch * rows, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i)
       for (int64_t c = 0; c < p.candidates; ++c) {
@@ -123,16 +139,18 @@ void pack_summaries(const Problem<R>& p, const Memory<R>& m, const ParallelFor& 
 template <class R>
 void list_chunks(const Problem<R>& p, const Memory<R>& m, const Scratch<R>& s, int64_t first,
                  int64_t rows, int64_t b, int64_t h, int64_t chunk) {
-  const int64_t stride = padded<R>(p.candidates), columns = padded<R>(chunk);
-  const R *means = m.means + (b * p.kv_heads + h / p.group) * (1 + p.rank) * p.head_dim * stride,
-          *q = s.q + first * p.depth;
+  const int64_t stride = padded<R>(p.candidates);
+  const int64_t columns = padded<R>(chunk);
+  const R* means = m.means + (b * p.kv_heads + h / p.group) * (1 + p.rank) * p.head_dim * stride;
+  const R* q = s.q + first * p.depth;
   for (int64_t r = 0; r <= p.rank; ++r) {
     R* out = r == 0 ? s.scores : s.squares;
     matmul(rows, columns, p.head_dim, Left<R>{q, p.depth, 1}, means + r * p.head_dim * stride,
            stride, out, stride, false);
     for (int64_t i = 0; i < rows && r > 0; ++i)
       for (int64_t c = 0; c < columns; c += kLanes<R>) {
-        const Vec<R> x = load(s.squares + i * stride + c), half = set<R>(0.5 / kLog2E);
+        const Vec<R> x = load(s.squares + i * stride + c);
+        const Vec<R> half = set<R>(0.5 / kLog2E);
         R* score = s.scores + i * stride + c;
         store<R>(hn::MulAdd(hn::Mul(half, x), x, load(score)), score);
       }
@@ -154,7 +172,8 @@ void score_listed(const Problem<R>& p, const Memory<R>& m, const Scratch<R>& s, 
   matmul(count, p.width, p.head_dim, Left<R>{s.gathered, p.depth, 1},
          m.keys.at(p, b, h / p.group, c), p.width, s.scores, p.width, false);
   for (int64_t n = 0; n < count; ++n) {
-    const int64_t i = who[n], row = p.row(b, h, p.first_query(chunk) + i);
+    const int64_t i = who[n];
+    const int64_t row = p.row(b, h, p.first_query(chunk) + i);
     consider(logsumexp2(s.scores + n * p.width, p.C), c, s.next[i]++, p.top_k, s.best + i * p.top_k,
              p.selected + row * p.top_k);
   }
@@ -164,7 +183,8 @@ void score_listed(const Problem<R>& p, const Memory<R>& m, const Scratch<R>& s, 
 template <class R>
 void select_shortlist(const Problem<R>& p, const Memory<R>& m, const Scratch<R>& s, int64_t b,
                       int64_t h, int64_t chunk) {
-  const int64_t begin = p.first_query(chunk), count = p.last_query(chunk) - begin;
+  const int64_t begin = p.first_query(chunk);
+  const int64_t count = p.last_query(chunk) - begin;
   for (int64_t i = 0; i < count; ++i) {
     read_scaled(p, p.q, b, begin + i, h, R(p.scale * kLog2E), s.q + i * p.depth);
     s.next[i] = 0;
@@ -172,7 +192,8 @@ void select_shortlist(const Problem<R>& p, const Memory<R>& m, const Scratch<R>&
   for (int64_t i = 0; i < count; i += kRows)
     list_chunks(p, m, s, i, std::min(kRows, count - i), b, h, chunk);
   for (int64_t c = 0; c < chunk; ++c) {
-    int64_t found = 0, who[kRows];
+    int64_t found = 0;
+    int64_t who[kRows];
     for (int64_t i = 0; i < count; ++i) {
       if (s.next[i] == p.shortlist || s.listed[i * p.shortlist + s.next[i]] != c) continue;
       std::copy_n(s.q + i * p.depth, p.depth, s.gathered + found * p.depth);
@@ -188,7 +209,8 @@ void select_shortlist(const Problem<R>& p, const Memory<R>& m, const Scratch<R>&
 template <class R>
 void select_exact(const Problem<R>& p, const Memory<R>& m, const Scratch<R>& s, int64_t b,
                   int64_t h, int64_t chunk) {
-  const int64_t begin = p.first_query(chunk), count = p.last_query(chunk) - begin;
+  const int64_t begin = p.first_query(chunk);
+  const int64_t count = p.last_query(chunk) - begin;
   for (int64_t i = 0; i < count; ++i)
     read_scaled(p, p.q, b, begin + i, h, R(p.scale * kLog2E), s.q + i * p.depth);
   for (int64_t c = 0; c < chunk; ++c)
@@ -229,9 +251,12 @@ void attend(const Problem<R>& p, const Memory<R>& m, const Scratch<R>& s, int64_
   matmul(rows, padded<R>(count), p.head_dim, Left<R>{s.q, p.depth, 1}, keys, p.width, s.scores,
          p.width, false);
   for (int64_t i = 0; i < rows; ++i) {
-    R *row = s.scores + i * p.width, *out = s.out + i * p.depth, &largest = m.largest[index(i)],
-      &sum = m.sum[index(i)];
-    const R before = largest, found = largest_of(row, limit(i));
+    R* row = s.scores + i * p.width;
+    R* out = s.out + i * p.depth;
+    R& largest = m.largest[index(i)];
+    R& sum = m.sum[index(i)];
+    const R before = largest;
+    const R found = largest_of(row, limit(i));
     largest = before < found ? found : before;
     exponentials(row, limit(i), count, largest);
     const R total = sum_of(row, limit(i));
@@ -272,12 +297,14 @@ void remote_pass(const Problem<R>& p, const Memory<R>& m, const Scratch<R>& s, i
 template <class R>
 void local_pass(const Problem<R>& p, const Memory<R>& m, const Scratch<R>& s, int64_t b, int64_t h,
                 int64_t chunk) {
-  const int64_t begin = p.first_query(chunk), end = p.last_query(chunk);
+  const int64_t begin = p.first_query(chunk);
+  const int64_t end = p.last_query(chunk);
   if (begin >= end) return;
   read_chunk(p, p.v, b, h / p.group, chunk, s.values);
   for (int64_t t0 = begin; t0 < end; t0 += kRows) {
     // by the first of them
-    const int64_t rows = std::min(kRows, end - t0), seen = p.past + t0 - chunk * p.C + 1;
+    const int64_t rows = std::min(kRows, end - t0);
+    const int64_t seen = p.past + t0 - chunk * p.C + 1;
     for (int64_t i = 0; i < rows; ++i)
       read_scaled(p, p.q, b, t0 + i, h, R(p.scale * kLog2E), s.q + i * p.depth);
     auto index = [&](int64_t i) { return p.row(b, h, t0 + i); };

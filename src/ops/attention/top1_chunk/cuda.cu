@@ -1,8 +1,8 @@
 // Which calls the kernels take, and their steps.
 #include <optional>
 
-#include "ops/cuda/attention.cuh"
 #include "ops/attention/top1_chunk/cuda_passes.cuh"
+#include "ops/cuda/attention.cuh"
 
 namespace assay::ops::cuda {
 namespace {
@@ -10,11 +10,13 @@ namespace {
 using namespace top1;
 
 // the sort counts the chunks in shared memory
-constexpr int64_t kMaxChunk = 256, kMaxChunks = 50000;
+constexpr int64_t kMaxChunk = 256;
+constexpr int64_t kMaxChunks = 50000;
 constexpr int64_t kMaxRank = 7;
 // A list holds the 8 best of each of four groups: all of 32 chunks. Of more chunks, a longer list
 // than 16 would often lack some of the best.
-constexpr int64_t kMaxShortlist = 16, kListedChunks = 32;
+constexpr int64_t kMaxShortlist = 16;
+constexpr int64_t kListedChunks = 32;
 
 struct ForwardWorkspace {
   Lists lists;

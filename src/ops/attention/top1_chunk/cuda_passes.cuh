@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <bit>
 
-#include "ops/cuda/types.cuh"
 #include "ops/attention/top1_chunk/kernel.h"
+#include "ops/cuda/types.cuh"
 
 namespace assay::ops::cuda::top1 {
 
@@ -23,16 +23,26 @@ constexpr int kSegment = 512;
 // Items that a block of the sort takes: so many queries, of which the one is chosen that takes less
 // time (query_run()), or pairs of a query and a chunk. With 12 heads of 102,400 queries, all blocks
 // of 5120 run at the same time (two per SM); those of 4096 do not.
-constexpr int kShortQueryRun = 2048, kQueryRun = 5120, kPairRun = 8192;
+constexpr int kShortQueryRun = 2048;
+constexpr int kQueryRun = 5120;
+constexpr int kPairRun = 8192;
 int query_run(const Top1ChunkForward& p);
 
 // One block's part of a list: items order[begin … end) of a chunk; number 0, 1, … within the chunk.
 struct alignas(16) Segment {
-  int chunk, number, begin, end;
+  int chunk;
+  int number;
+  int begin;
+  int end;
 };
 
 struct Lists {
-  int items, chunks, run, runs, segments;  // run: items of one; segments: of a key head
+  // run: items of one; segments: of a key head
+  int items;
+  int chunks;
+  int run;
+  int runs;
+  int segments;
   int* order;  // [B·Hk, items] item numbers, sorted; those of no chunk last
   // [B·Hk, segments] the first segment of each chunk, then later segments: of any chunk, by chunk
   // and number, with empty ones among them
@@ -69,7 +79,8 @@ inline int64_t all_chunks(const Top1ChunkForward& p) { return ceil_div(p.time, p
 
 // Whether Exact bounds the scores of all chunks first (cuda_filter.cu): from kFilterChunks chunks
 // on. A query then keeps at most kFilterSlots chunks, or its block scores all chunks exactly.
-constexpr int kFilterSlots = 16, kFilterChunks = 256;
+constexpr int kFilterSlots = 16;
+constexpr int kFilterChunks = 256;
 inline bool filters_chunks(const Top1ChunkForward& p) {
   return p.selection == Selection::exact && p.top_k == 1 && p.chunk_size % tile_keys(p) == 0 &&
          all_chunks(p) >= kFilterChunks &&

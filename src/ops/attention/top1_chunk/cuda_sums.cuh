@@ -10,8 +10,12 @@ namespace assay::ops::cuda::top1 {
 __device__ inline float exp2_by_polynomial(float s, float scale) {
   // 1.5 · 2^23: adding it rounds to an integer, which its low bits hold
   constexpr float kRound = 12582912;
-  constexpr float kC0 = 0.99992807f, kC1 = 0.69326099f, kC2 = 0.24261112f, kC3 = 0.05517167f;
-  const float whole = fmaf(s, scale, kRound), part = fmaf(s, scale, kRound - whole);
+  constexpr float kC0 = 0.99992807f;
+  constexpr float kC1 = 0.69326099f;
+  constexpr float kC2 = 0.24261112f;
+  constexpr float kC3 = 0.05517167f;
+  const float whole = fmaf(s, scale, kRound);
+  const float part = fmaf(s, scale, kRound - whole);
   const float power = fmaf(fmaf(fmaf(kC3, part, kC2), part, kC1), part, kC0);
   return __int_as_float(__float_as_int(power) + (__float_as_int(whole) << 23));
 }
@@ -22,7 +26,8 @@ __device__ inline float exp2_by_polynomial(float s, float scale) {
 template <bool kBounded>
 struct ChunkSum {
   static constexpr int kPolynomials = 3;  // of 32 exponentials, if bounded, so many by polynomial
-  float sum[2][2] = {}, top[2] = {-INFINITY, -INFINITY};
+  float sum[2][2] = {};
+  float top[2] = {-INFINITY, -INFINITY};
   // Bounded: a tile all of whose columns count.
   template <int N>
   __device__ void add(const float (&s)[N][4], float scale) {
@@ -54,7 +59,8 @@ struct ChunkSum {
   // What orders chunks, the whole sum or (not bounded) its log₂: even lanes that of row 0, odd
   // lanes of row 1.
   __device__ float finish() const {
-    float total[2], high[2];
+    float total[2];
+    float high[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       total[i] = sum[i][0] + sum[i][1];

@@ -31,15 +31,23 @@ struct Top1ChunkForward {
   // of q, k, v, out. "real" below: f64 when dtype is f64, else f32
   DType dtype;
   // time ≥ 1; a last, partial chunk is read by its own queries only
-  int64_t batch, time;
-  int64_t heads, kv_heads;              // H, Hk; Hk divides H
-  int64_t head_dim, chunk_size, top_k;  // D, C, each ≥ 1
-  double scale;                         // s
+  int64_t batch;
+  int64_t time;
+  // H, Hk; Hk divides H
+  int64_t heads;
+  int64_t kv_heads;
+  // D, C, each ≥ 1
+  int64_t head_dim;
+  int64_t chunk_size;
+  int64_t top_k;
+  double scale;  // s
   Selection selection;
   // selected is given, not chosen; whatever is no candidate of its query counts as −1
   bool forced;
-  View q;           // in  [B, T, H, D]
-  View k, v;        // in  [B, past + T, Hk, D]
+  View q;  // in  [B, T, H, D]
+  // in  [B, past + T, Hk, D]
+  View k;
+  View v;
   View out;         // out [B, T, H, D]; every element is written
   void* logsumexp;  // out [B, H, T] real, natural log
   // out [B, H, T, top_k] r(t); in when forced (a chunk twice in one row is counted twice)
@@ -47,7 +55,8 @@ struct Top1ChunkForward {
   // positions of k, v before the first query: they have past + T, and query t is at past + t
   int64_t past = 0;
   // of Selection::shortlist; shortlist ≥ 1, rank ≥ 0
-  int64_t shortlist = 0, rank = 0;
+  int64_t shortlist = 0;
+  int64_t rank = 0;
   // Read where a function says so: in [B, full chunks, Hk, 1 + rank, D] real: μ_c, u_c1 …
   // u_c,rank. bf16: all in bf16, [B, full chunks, Hk, 2 + rank, D], what rounding leaves of μ_c
   // before the rounded one.
@@ -58,15 +67,19 @@ struct Top1ChunkForward {
   const int64_t* positions = nullptr;  // in [B] of the new tokens; −1: the row is not used
   // in [B, 2], for approx [B, 3]: the addresses of the keys, values and summaries of each row
   void* const* caches = nullptr;
-  View new_k, new_v;  // in [B, 1, Hk, D]: of the new tokens
+  // in [B, 1, Hk, D]: of the new tokens
+  View new_k;
+  View new_v;
 };
 
 struct Top1ChunkBackward {
   // as the forward left it: q, k, v, out, logsumexp and selected are read
   Top1ChunkForward forward;
-  View dout;    // in  [B, T, H, D]
-  View dq;      // out [B, T, H, D]
-  View dk, dv;  // out [B, past + T, Hk, D], summed over the heads that read them
+  View dout;  // in  [B, T, H, D]
+  View dq;    // out [B, T, H, D]
+  // out [B, past + T, Hk, D], summed over the heads that read them
+  View dk;
+  View dv;
 };
 
 // One writer a row: the bits do not depend on the number of threads. The

@@ -2,11 +2,11 @@
 // around the kernels.
 #include <torch/torch.h>
 
+#include "ops/attention/top1_chunk/kernel.h"
+#include "ops/attention/top1_chunk/top1_chunk.h"
 #include "ops/core/dispatch.h"
 #include "ops/core/register.h"
 #include "ops/core/split.h"
-#include "ops/attention/top1_chunk/kernel.h"
-#include "ops/attention/top1_chunk/top1_chunk.h"
 
 namespace assay::ops {
 namespace {
@@ -23,7 +23,10 @@ constexpr int64_t kFewQueries = 16;
 enum class Path { kernel, step, composed };
 
 struct Settings {
-  int64_t chunk_size, top_k, shortlist, rank;
+  int64_t chunk_size;
+  int64_t top_k;
+  int64_t shortlist;
+  int64_t rank;
   double scale;
   Selection selection;
   Path path = Path::kernel;
@@ -32,12 +35,18 @@ struct Settings {
 // As the kernels want them; selected is undefined unless it is forced, summaries unless
 // they are read.
 struct Inputs : Settings {
-  at::Tensor q, k, v, selected, summaries;
+  at::Tensor q;
+  at::Tensor k;
+  at::Tensor v;
+  at::Tensor selected;
+  at::Tensor summaries;
   int64_t past() const { return k.size(1) - q.size(1); }
 };
 
 struct Outputs {
-  at::Tensor out, logsumexp, selected;
+  at::Tensor out;
+  at::Tensor logsumexp;
+  at::Tensor selected;
 };
 
 Top1ChunkForward describe(const Inputs& in, const Outputs& outputs) {
@@ -75,7 +84,8 @@ std::pair<Path, const char*> path_of(const Inputs& in, bool gradients) {
 #ifdef ASSAY_CUDA
   if (in.q.is_cuda()) {
     const Top1ChunkForward call = describe(in, {});
-    const char *reason = cuda::why_unsupported(call), *no_step = cuda::why_no_step(call);
+    const char* reason = cuda::why_unsupported(call);
+    const char* no_step = cuda::why_no_step(call);
     if (!reason) return {Path::kernel, nullptr};
     if (!gradients && !no_step) return {Path::step, nullptr};
     return {Path::composed, gradients ? reason : no_step};
@@ -107,7 +117,9 @@ void launch_step(const Top1ChunkForward& work, const at::Device& device) {
 }
 
 Outputs run(const Inputs& in) {
-  const int64_t batch = in.q.size(0), time = in.q.size(1), heads = in.q.size(2);
+  const int64_t batch = in.q.size(0);
+  const int64_t time = in.q.size(1);
+  const int64_t heads = in.q.size(2);
   const auto options = in.q.options();
   const Outputs out{at::empty(in.q.sizes(), options),
                     at::empty({batch, heads, time}, options.dtype(real_dtype(in.q.scalar_type()))),
@@ -141,8 +153,9 @@ struct Top1Chunk : torch::autograd::Function<Top1Chunk> {
                             .selection = Selection::exact};
     const Inputs in{settings, s[0], s[1], s[2], s[5], {}};
     const at::Tensor dout = aligned_rows(sequence(gradients[0], in.q.scalar_type()));
-    const at::Tensor dq = gradient_memory(in.q), dk = gradient_memory(in.k),
-                     dv = gradient_memory(in.v);
+    const at::Tensor dq = gradient_memory(in.q);
+    const at::Tensor dk = gradient_memory(in.k);
+    const at::Tensor dv = gradient_memory(in.v);
     launch(Top1ChunkBackward{describe(in, {s[3], s[4], s[5]}), view(dout), view(dq), view(dk),
                              view(dv)},
            in.q.device());
@@ -217,7 +230,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> top1_chunk(
     int64_t rank, const OptionalTensor& summaries) {
   check(q, k, v, chunk_size, scale, selection, top_k, selected, shortlist, rank, summaries);
   if (q.is_meta()) {
-    const int64_t batch = q.size(0), time = q.size(1), heads = q.size(2);
+    const int64_t batch = q.size(0);
+    const int64_t time = q.size(1);
+    const int64_t heads = q.size(2);
     const at::ScalarType real = real_dtype(sequence_dtype({q, k, v}));
     return {at::empty(q.sizes(), q.options()),
             at::empty({batch, heads, time}, q.options().dtype(real)),
@@ -225,8 +240,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> top1_chunk(
   }
   const bool gradients =
       at::GradMode::is_enabled() && (q.requires_grad() || k.requires_grad() || v.requires_grad());
-  const Settings settings{
-      chunk_size, top_k, shortlist, rank, scale, selection_named(selection)};
+  const Settings settings{chunk_size, top_k, shortlist, rank, scale, selection_named(selection)};
   Inputs in{settings, q, k, v, {}, {}};
   auto dtype = sequence_dtype({q, k, v});
   // The CPU's backward needs out unrounded for δ, and computes in float anyway.
@@ -329,7 +343,10 @@ at::Tensor top1_chunk_decode(const at::Tensor& q, const at::Tensor& k, const at:
                                        chunk_size, selection, top_k, capacity);
   const at::Tensor out = at::empty(q.sizes(), q.options());
   const auto rows = [](const at::Tensor& x) { return aligned_rows(x.unsqueeze(1)); };
-  const at::Tensor queries = rows(q), keys = rows(k), values = rows(v), outputs = out.unsqueeze(1);
+  const at::Tensor queries = rows(q);
+  const at::Tensor keys = rows(k);
+  const at::Tensor values = rows(v);
+  const at::Tensor outputs = out.unsqueeze(1);
   p.batch = q.size(0);
   p.scale = scale;
   p.q = view(queries);
@@ -344,13 +361,12 @@ at::Tensor top1_chunk_decode(const at::Tensor& q, const at::Tensor& k, const at:
 
 const bool registered_path = register_paths(
     kOp, cpu_kernel_path(),
-    kCudaKernels
-        ? std::string("cuda kernel sm_90a for bfloat16, a head_dim of 64, 96 or 128, "
-                      "a chunk_size up to 256, and no earlier keys; "
-                      "without gradients, a kernel of decode steps for such a head_dim, "
-                      "any dtype and earlier keys; else ") +
-              kComposed
-        : std::string(kComposed) + ": built without CUDA",
+    kCudaKernels ? std::string("cuda kernel sm_90a for bfloat16, a head_dim of 64, 96 or 128, "
+                               "a chunk_size up to 256, and no earlier keys; "
+                               "without gradients, a kernel of decode steps for such a head_dim, "
+                               "any dtype and earlier keys; else ") +
+                       kComposed
+                 : std::string(kComposed) + ": built without CUDA",
     /*cuda_numerics=*/2);
 TORCH_LIBRARY_FRAGMENT(assay, m) {
   register_operator(

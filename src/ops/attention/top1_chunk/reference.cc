@@ -1,7 +1,7 @@
 #include <torch/torch.h>
 
-#include "ops/core/tensors.h"
 #include "ops/attention/top1_chunk/top1_chunk.h"
+#include "ops/core/tensors.h"
 
 namespace assay::ops {
 namespace {
@@ -65,14 +65,18 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> top1_chunk_reference(
     std::string_view selection, int64_t top_k, const OptionalTensor& selected, int64_t shortlist,
     int64_t rank, const OptionalTensor& summaries) {
   const auto real = real_dtype(sequence_dtype({q, k, v}));
-  const int64_t time = q.size(1), size = k.size(1), group = q.size(2) / k.size(2);
+  const int64_t time = q.size(1);
+  const int64_t size = k.size(1);
+  const int64_t group = q.size(2) / k.size(2);
   const auto heads_first = [&](const at::Tensor& x) { return x.to(real).transpose(1, 2); };
-  const at::Tensor queries = heads_first(q), keys = heads_first(k).repeat_interleave(group, 1),
-                   values = heads_first(v).repeat_interleave(group, 1);  // [B, H, ·, D]
-  const at::Tensor positions = at::arange(size, q.options().dtype(at::kLong)),
-                   chunk = positions.floor_divide(chunk_size);
-  const at::Tensor t = positions.slice(0, size - time).unsqueeze(1),
-                   own = chunk.slice(0, size - time).unsqueeze(1);
+  // [B, H, ·, D]
+  const at::Tensor queries = heads_first(q);
+  const at::Tensor keys = heads_first(k).repeat_interleave(group, 1);
+  const at::Tensor values = heads_first(v).repeat_interleave(group, 1);
+  const at::Tensor positions = at::arange(size, q.options().dtype(at::kLong));
+  const at::Tensor chunk = positions.floor_divide(chunk_size);
+  const at::Tensor t = positions.slice(0, size - time).unsqueeze(1);
+  const at::Tensor own = chunk.slice(0, size - time).unsqueeze(1);
 
   const at::Tensor logits = scale * queries.matmul(keys.mT());
   const Choice choice{selection, chunk_size, top_k, shortlist, scale};

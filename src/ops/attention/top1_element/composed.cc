@@ -23,9 +23,13 @@ struct Heads {
         q(heads_first(q, 1)),
         k(heads_first(k, group)),
         v(heads_first(v, group)) {}
-  int64_t group, time, past;
+  int64_t group;
+  int64_t time;
+  int64_t past;
   double scale;
-  at::Tensor q, k, v;
+  at::Tensor q;
+  at::Tensor k;
+  at::Tensor v;
 
   // keys that the block's last query sees
   int64_t seen(int64_t begin) const { return past + end(begin); }
@@ -47,7 +51,9 @@ struct Heads {
 Top1ElementOutputs top1_element_composed(const at::Tensor& q, const at::Tensor& k,
                                          const at::Tensor& v, double scale, bool with_gradient) {
   const Heads heads(q, k, v, scale);
-  std::vector<at::Tensor> index, logsumexp, soft;
+  std::vector<at::Tensor> index;
+  std::vector<at::Tensor> logsumexp;
+  std::vector<at::Tensor> soft;
   for (int64_t begin = 0; begin < heads.time; begin += kBlock) {
     const at::Tensor logits = heads.logits(begin);
     index.push_back(logits.argmax(-1));
@@ -70,11 +76,14 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> top1_element_composed_backward(
     const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale,
     const Top1ElementOutputs& outputs, const at::Tensor& dout) {
   const Heads heads(q, k, v, scale);
-  const at::Tensor dO = heads_first(dout, 1), delta = (dO * outputs.soft).sum(-1, true);
-  const at::Tensor dq = at::empty_like(heads.q), dk = at::zeros_like(heads.k),
-                   dv = at::zeros_like(heads.v);
+  const at::Tensor dO = heads_first(dout, 1);
+  const at::Tensor delta = (dO * outputs.soft).sum(-1, true);
+  const at::Tensor dq = at::empty_like(heads.q);
+  const at::Tensor dk = at::zeros_like(heads.k);
+  const at::Tensor dv = at::zeros_like(heads.v);
   for (int64_t begin = 0; begin < heads.time; begin += kBlock) {
-    const int64_t end = heads.end(begin), seen = heads.seen(begin);
+    const int64_t end = heads.end(begin);
+    const int64_t seen = heads.seen(begin);
     const auto block = [&](const at::Tensor& x) { return x.slice(2, begin, end); };
     const auto keys = [&](const at::Tensor& x) { return x.slice(2, 0, seen); };
     const at::Tensor p = (heads.logits(begin) - block(outputs.logsumexp).unsqueeze(-1)).exp_();

@@ -8,9 +8,12 @@
 namespace assay::ops {
 
 struct Top1ElementOutputs {
-  at::Tensor out, index;  // [B, T, H, D], [B, H, T]
+  // [B, T, H, D], [B, H, T]
+  at::Tensor out;
+  at::Tensor index;
   // [B, H, T], [B, H, T, D] real: see kernel.h; soft undefined when no gradient is wanted
-  at::Tensor logsumexp, soft;
+  at::Tensor logsumexp;
+  at::Tensor soft;
 };
 
 // q [B, T, H, D]; k, v [B, S, Hk, D], of one dtype.

@@ -26,7 +26,12 @@ struct Problem : Chunked<Top1ElementForward, R> {
 
 template <class R>
 struct ForwardScratch {
-  R *q, *soft, *scores, *values, *largest, *sum;
+  R* q;
+  R* soft;
+  R* scores;
+  R* values;
+  R* largest;
+  R* sum;
   ForwardScratch(WorkspaceArena& carve, const Problem<R>& p)
       : q(carve.take<R>(p.C * p.depth)),
         soft(carve.take<R>(p.C * p.depth)),
@@ -57,7 +62,8 @@ struct ForwardMemory {
 template <class R>
 void join(R* row, int64_t n, int64_t count, int64_t first, R& largest, R& sum, int64_t& index,
           R* soft, int64_t depth) {
-  const R before = largest, found = largest_of(row, n);
+  const R before = largest;
+  const R found = largest_of(row, n);
   if (before < found) {
     largest = found;
     index = first + (std::find(row, row + n, found) - row);
@@ -74,11 +80,13 @@ void join(R* row, int64_t n, int64_t count, int64_t first, R& largest, R& sum, i
 template <class R>
 void read_keys(const Problem<R>& p, const ForwardMemory<R>& m, const ForwardScratch<R>& s,
                const Place& at, int64_t c) {
-  const int64_t kv_head = at.h / p.group, begin = p.first_query(at.chunk),
-                count = p.last_query(at.chunk) - begin;
+  const int64_t kv_head = at.h / p.group;
+  const int64_t begin = p.first_query(at.chunk);
+  const int64_t count = p.last_query(at.chunk) - begin;
   if (p.soft) read_chunk(p, p.v, at.b, kv_head, c, s.values);
   for (int64_t i0 = 0; i0 < count; i0 += kRows) {
-    const int64_t rows = std::min(kRows, count - i0), position = p.past + begin + i0;
+    const int64_t rows = std::min(kRows, count - i0);
+    const int64_t position = p.past + begin + i0;
     const int64_t keys = std::min(p.keys(c), position + rows - c * p.C);  // that the last row sees
     matmul(rows, padded<R>(keys), p.head_dim, Left<R>{s.q + i0 * p.depth, p.depth, 1},
            m.keys.at(p, at.b, kv_head, c), p.width, s.scores, p.width, false);
@@ -118,7 +126,8 @@ void forward(const Top1ElementForward& call, void* workspace, const ParallelFor&
              WorkspaceArena scratch(own);
              const ForwardScratch<R> s(scratch, p);
              const Place at = place(p, item);
-             const int64_t begin = p.first_query(at.chunk), count = p.last_query(at.chunk) - begin;
+             const int64_t begin = p.first_query(at.chunk);
+             const int64_t count = p.last_query(at.chunk) - begin;
              for (int64_t i = 0; i < count; ++i) {
                read_scaled(p, p.q, at.b, begin + i, at.h, R(p.scale * kLog2E), s.q + i * p.depth);
                s.largest[i] = -std::numeric_limits<R>::infinity();
@@ -133,7 +142,12 @@ void forward(const Top1ElementForward& call, void* workspace, const ParallelFor&
 
 template <class R>
 struct BackwardScratch {
-  R *q, *dout, *P, *dS, *keys, *row;
+  R* q;
+  R* dout;
+  R* P;
+  R* dS;
+  R* keys;
+  R* row;
   BackwardScratch(WorkspaceArena& carve, const Problem<R>& p)
       : q(carve.take<R>(kRows * p.depth)),
         dout(carve.take<R>(kRows * p.depth)),
@@ -147,9 +161,13 @@ struct BackwardScratch {
 // s · log₂e.
 template <class R>
 struct BackwardMemory {
-  Columns<R> keys, values;
-  R *dq, *dk, *dv;  // [B, H, T, depth], [B, Hk, past + T, depth] twice
-  R* delta;         // [B, H, T]: dout · soft
+  Columns<R> keys;
+  Columns<R> values;
+  // [B, H, T, depth], [B, Hk, past + T, depth] twice
+  R* dq;
+  R* dk;
+  R* dv;
+  R* delta;  // [B, H, T]: dout · soft
   std::pair<std::byte*, size_t> scratch;
   BackwardMemory(WorkspaceArena& carve, const Problem<R>& p)
       : keys(carve, p),
@@ -164,8 +182,11 @@ struct BackwardMemory {
 // What a task works on: a key head with its gradients.
 template <class R>
 struct Target {
-  int64_t b, kv_head;
-  R *dk, *dv;  // [past + T, depth]
+  int64_t b;
+  int64_t kv_head;
+  // [past + T, depth]
+  R* dk;
+  R* dv;
 };
 
 // δ and dv, which need no scores.
@@ -190,8 +211,9 @@ template <class R>
 void differentiate(const Top1ElementBackward& call, const Problem<R>& p, const BackwardMemory<R>& m,
                    const BackwardScratch<R>& s, const Target<R>& target, int64_t h, int64_t c,
                    int64_t t0, int64_t rows) {
-  const int64_t seen = p.past + t0 + 1 - c * p.C, keys = std::min(p.keys(c), seen + rows - 1),
-                columns = padded<R>(keys);
+  const int64_t seen = p.past + t0 + 1 - c * p.C;
+  const int64_t keys = std::min(p.keys(c), seen + rows - 1);
+  const int64_t columns = padded<R>(keys);
   for (int64_t i = 0; i < rows; ++i) {
     read_scaled(p, p.q, target.b, t0 + i, h, R(p.scale * kLog2E), s.q + i * p.depth);
     read_scaled(p, call.dout, target.b, t0 + i, h, R(1), s.dout + i * p.depth);
@@ -202,7 +224,8 @@ void differentiate(const Top1ElementBackward& call, const Problem<R>& p, const B
          m.values.at(p, target.b, target.kv_head, c), p.width, s.dS, p.width, false);
   for (int64_t i = 0; i < rows; ++i) {
     const int64_t row = p.row(target.b, h, t0 + i);
-    R *P = s.P + i * p.width, *dS = s.dS + i * p.width;
+    R* P = s.P + i * p.width;
+    R* dS = s.dS + i * p.width;
     exponentials(P, std::min(keys, seen + i), keys,
                  R(static_cast<const R*>(p.logsumexp)[row] * R(kLog2E)));
     const Vec<R> delta = hn::Set(Lanes<R>(), m.delta[row]);

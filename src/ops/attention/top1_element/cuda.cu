@@ -1,7 +1,7 @@
 // Which calls the kernels take, and their steps.
-#include "ops/cuda/attention.cuh"
 #include "ops/attention/passes/attention_passes.cuh"
 #include "ops/attention/top1_element/cuda_passes.cuh"
+#include "ops/cuda/attention.cuh"
 
 namespace assay::ops::cuda {
 namespace {

@@ -2,8 +2,8 @@
 #include <bit>
 #include <cub/device/device_radix_sort.cuh>
 
-#include "ops/cuda/attention.cuh"
 #include "ops/attention/top1_element/cuda_passes.cuh"
+#include "ops/cuda/attention.cuh"
 
 namespace assay::ops::cuda::element {
 namespace {
@@ -41,17 +41,23 @@ __global__ void __launch_bounds__(256) bounds_kernel(Choices c, int64_t queries)
 template <int D>
 __global__ void __launch_bounds__(256)
     sum_kernel(Top1ElementBackward bwd, Choices c, int64_t keys) {
-  constexpr int kVectors = D / 8, kStreams = 32 / kVectors;
+  constexpr int kVectors = D / 8;
+  constexpr int kStreams = 32 / kVectors;
   const Top1ElementForward& p = bwd.forward;
-  const int64_t key = blockIdx.x * int64_t{8} + threadIdx.x / 32, size = p.past + p.time;
+  const int64_t key = blockIdx.x * int64_t{8} + threadIdx.x / 32;
+  const int64_t size = p.past + p.time;
   if (key >= keys) return;
-  const int lane = threadIdx.x % 32, vector = lane % kVectors, stream = lane / kVectors;
-  const uint32_t begin = c.begin[key], end = stream < kStreams ? c.end[key] : begin;
+  const int lane = threadIdx.x % 32;
+  const int vector = lane % kVectors;
+  const int stream = lane / kVectors;
+  const uint32_t begin = c.begin[key];
+  const uint32_t end = stream < kStreams ? c.end[key] : begin;
   float sum[8] = {};
 #pragma unroll 4
   for (uint32_t i = begin + stream; i < end; i += kStreams) {
-    const uint32_t item = c.sorted_item[i], head = item / uint32_t(p.time),
-                   t = item % uint32_t(p.time);
+    const uint32_t item = c.sorted_item[i];
+    const uint32_t head = item / uint32_t(p.time);
+    const uint32_t t = item % uint32_t(p.time);
     const bf16* row = head_row<D>(bwd.dout, head / uint32_t(p.heads), t, head % uint32_t(p.heads));
     const uint4 x = *reinterpret_cast<const uint4*>(row + vector * 8);
     const uint32_t pairs[4] = {x.x, x.y, x.z, x.w};
@@ -92,7 +98,8 @@ Choices::Choices(const Top1ElementForward& p, WorkspaceArena& arena) {
 
 void value_gradients(const Top1ElementBackward& bwd, const Choices& c, Stream stream) {
   const Top1ElementForward& p = bwd.forward;
-  const int64_t queries = queries_of(p), keys = keys_of(p);
+  const int64_t queries = queries_of(p);
+  const int64_t keys = keys_of(p);
   launch_threads(list_kernel, queries, 256, stream, p, c, queries);
   size_t bytes = c.scratch_bytes;
   check_cuda("top1_element: sort", sort(p, c, c.scratch, bytes, stream));

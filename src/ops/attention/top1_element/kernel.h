@@ -14,14 +14,21 @@
 namespace assay::ops {
 
 struct Top1ElementForward {
-  DType dtype;              // of q, k, v, out. "real" below: f64 when dtype is f64, else f32
-  int64_t batch, time;      // time ≥ 1, of the queries
-  int64_t past;             // positions of k and v before the first query: k, v have past + time
-  int64_t heads, kv_heads;  // H, Hk; Hk divides H
-  int64_t head_dim;         // D ≥ 1
-  double scale;             // s
-  View q, k, v;             // in  [B, T, H, D], [B, past + T, Hk, D]
-  View out;                 // out [B, T, H, D]; every element is written
+  DType dtype;  // of q, k, v, out. "real" below: f64 when dtype is f64, else f32
+  // time ≥ 1, of the queries
+  int64_t batch;
+  int64_t time;
+  int64_t past;  // positions of k and v before the first query: k, v have past + time
+  // H, Hk; Hk divides H
+  int64_t heads;
+  int64_t kv_heads;
+  int64_t head_dim;  // D ≥ 1
+  double scale;      // s
+  // in  [B, T, H, D], [B, past + T, Hk, D]
+  View q;
+  View k;
+  View v;
+  View out;  // out [B, T, H, D]; every element is written
   // out [B, H, T] real, natural log; both null when no gradient is wanted
   void* logsumexp = nullptr;
   void* soft = nullptr;      // out [B, H, T, D] real
@@ -31,9 +38,11 @@ struct Top1ElementForward {
 struct Top1ElementBackward {
   // as the forward left it: q, k, v, logsumexp, soft and index are read
   Top1ElementForward forward;
-  View dout;    // in  [B, T, H, D]
-  View dq;      // out [B, T, H, D]
-  View dk, dv;  // out [B, past + T, Hk, D], summed over the heads that read them
+  View dout;  // in  [B, T, H, D]
+  View dq;    // out [B, T, H, D]
+  // out [B, past + T, Hk, D], summed over the heads that read them
+  View dk;
+  View dv;
 };
 
 // One writer a row: the bits do not depend on the number of threads.

@@ -2,25 +2,26 @@
 // function around both.
 #include <torch/torch.h>
 
-#include "ops/core/dispatch.h"
-#include "ops/core/register.h"
-#include "ops/core/split.h"
 #include "ops/attention/top1_element/composed.h"
 #include "ops/attention/top1_element/kernel.h"
 #include "ops/attention/top1_element/top1_element.h"
+#include "ops/core/dispatch.h"
+#include "ops/core/register.h"
+#include "ops/core/split.h"
 
 namespace assay::ops {
 namespace {
 
 constexpr const char* kOp = "top1_element";
-constexpr const char* kComposed =
-    "composed from tensor arithmetic in O(T) memory";
+constexpr const char* kComposed = "composed from tensor arithmetic in O(T) memory";
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 struct Inputs {
-  at::Tensor q, k, v;
+  at::Tensor q;
+  at::Tensor k;
+  at::Tensor v;
   double scale;
 };
 
@@ -71,7 +72,9 @@ Top1ElementOutputs run(const Inputs& in, bool with_gradient) {
     TORCH_WARN_ONCE(kOp, " is ", kComposed, "; the kernel for ", in.q.device(), " ", reason);
     return top1_element_composed(in.q, in.k, in.v, in.scale, with_gradient);
   }
-  const int64_t batch = in.q.size(0), time = in.q.size(1), heads = in.q.size(2);
+  const int64_t batch = in.q.size(0);
+  const int64_t time = in.q.size(1);
+  const int64_t heads = in.q.size(2);
   const auto real = in.q.options().dtype(real_dtype(in.q.scalar_type()));
   const auto wanted = [&](at::IntArrayRef sizes) {
     return with_gradient ? at::empty(sizes, real) : at::Tensor();
@@ -103,8 +106,9 @@ struct Top1Element : torch::autograd::Function<Top1Element> {
       const auto [dq, dk, dv] = top1_element_composed_backward(in.q, in.k, in.v, in.scale, o, dout);
       return {dq, dk, dv, at::Tensor()};
     }
-    const at::Tensor dq = gradient_memory(in.q), dk = gradient_memory(in.k),
-                     dv = gradient_memory(in.v);
+    const at::Tensor dq = gradient_memory(in.q);
+    const at::Tensor dk = gradient_memory(in.k);
+    const at::Tensor dv = gradient_memory(in.v);
     launch(Top1ElementBackward{describe(in, o), view(dout), view(dq), view(dk), view(dv)},
            in.q.device());
     return {dq, dk, dv, at::Tensor()};

@@ -2,8 +2,8 @@
 // any of them sees; the backward computes the weights again from logsumexp.
 #include <torch/torch.h>
 
-#include "ops/core/tensors.h"
 #include "ops/attention/window_attention/window_attention.h"
+#include "ops/core/tensors.h"
 
 namespace assay::ops {
 namespace {
@@ -13,7 +13,11 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 struct Problem {
-  Tensor q, k, v, slopes;  // [B, T, H, D], [B, S, Hkv, D] twice, [H] or undefined
+  // [B, T, H, D], [B, S, Hkv, D] twice, [H] or undefined
+  Tensor q;
+  Tensor k;
+  Tensor v;
+  Tensor slopes;
   int64_t window;
   double scale;
   at::ScalarType real;
@@ -21,18 +25,24 @@ struct Problem {
 };
 
 struct Block {
-  int64_t row, rows, key, keys;  // queries [row, row + rows), keys [key, key + keys)
+  // queries [row, row + rows), keys [key, key + keys)
+  int64_t row;
+  int64_t rows;
+  int64_t key;
+  int64_t keys;
 };
 
 std::vector<Block> blocks_of(const Problem& p) {
   constexpr int64_t kScores = 1 << 25;  // in memory at once, a fourth of them in copies
-  const int64_t time = p.q.size(1), sequences = p.q.size(0) * p.q.size(2);
+  const int64_t time = p.q.size(1);
+  const int64_t sequences = p.q.size(0) * p.q.size(2);
   int64_t rows = 512;
   while (rows > 16 && sequences * rows * std::min(p.k.size(1), p.window + rows) > kScores)
     rows /= 2;
   std::vector<Block> blocks;
   for (int64_t row = 0; row < time; row += rows) {
-    const int64_t count = std::min(rows, time - row), first = p.first_position() + row;
+    const int64_t count = std::min(rows, time - row);
+    const int64_t first = p.first_position() + row;
     const int64_t key = std::max<int64_t>(0, first - p.window + 1);
     blocks.push_back({row, count, key, first + count - key});
   }
@@ -104,12 +114,16 @@ struct Blocked : torch::autograd::Function<Blocked> {
                     real_dtype(sequence_dtype({s[0], s[1], s[2]}))};
     const auto real = p.q.options().dtype(p.real);
     const Tensor dq = at::empty_like(p.q, at::MemoryFormat::Contiguous);
-    const Tensor dk = at::zeros(p.k.sizes(), real), dv = at::zeros(p.v.sizes(), real);
+    const Tensor dk = at::zeros(p.k.sizes(), real);
+    const Tensor dv = at::zeros(p.v.sizes(), real);
     const Tensor dslopes = p.slopes.defined() ? at::zeros({p.q.size(2)}, real) : Tensor();
     size_t index = 5;
     for (const Block& b : blocks_of(p)) {
-      const Tensor q = rows_of(p.q, b, p), k = keys_of(p.k, b, p), v = keys_of(p.v, b, p);
-      const Tensor out = rows_of(s[4], b, p), dout = rows_of(gradients[0], b, p);
+      const Tensor q = rows_of(p.q, b, p);
+      const Tensor k = keys_of(p.k, b, p);
+      const Tensor v = keys_of(p.v, b, p);
+      const Tensor out = rows_of(s[4], b, p);
+      const Tensor dout = rows_of(gradients[0], b, p);
       const Tensor weights = scores(p, b, q, k).sub_(s[index++]).exp_();
       const auto add = [&](const Tensor& to, const Tensor& x) {
         to.narrow(1, b.key, b.keys).add_(x.transpose(1, 2));

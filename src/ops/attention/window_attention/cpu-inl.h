@@ -9,9 +9,9 @@
 
 #include <vector>
 
+#include "ops/attention/window_attention/kernel.h"
 #include "ops/cpu/matmul-inl.h"
 #include "ops/cpu/simd-inl.h"
-#include "ops/attention/window_attention/kernel.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace assay::ops::HWY_NAMESPACE {
@@ -26,11 +26,19 @@ int64_t padded(int64_t n) {
 // Queries [first, first + rows) of head h; positions [position, position + rows); keys [key_begin,
 // key_end) are seen.
 struct Block {
-  int64_t batch, head, kv_head, first, rows, position, key_begin, key_end;
+  int64_t batch;
+  int64_t head;
+  int64_t kv_head;
+  int64_t first;
+  int64_t rows;
+  int64_t position;
+  int64_t key_begin;
+  int64_t key_end;
 };
 Block block_at(const WindowAttentionForward& p, int64_t batch, int64_t head, int64_t index) {
-  const int64_t first = index * kBlock, rows = std::min(kBlock, p.time - first),
-                position = first + p.keys - p.time;
+  const int64_t first = index * kBlock;
+  const int64_t rows = std::min(kBlock, p.time - first);
+  const int64_t position = first + p.keys - p.time;
   return {batch,
           head,
           head / (p.heads / p.kv_heads),
@@ -46,16 +54,31 @@ int64_t num_blocks(const WindowAttentionForward& p) { return (p.time + kBlock - 
 template <class R>
 struct Scratch {
   int64_t dim;
-  R *q_columns, *dout_columns;  // [D, kBlock]
-  R *q, *dout, *out, *dq;       // [kBlock, dim]; `out` collects O forward
-  R *k, *v, *product;           // [kBlock, dim]
+  // [D, kBlock]
+  R* q_columns;
+  R* dout_columns;
+  // [kBlock, dim]; `out` collects O forward
+  R* q;
+  R* dout;
+  R* out;
+  R* dq;
+  // [kBlock, dim]
+  R* k;
+  R* v;
+  R* product;
   // [kBlock keys, kBlock queries]: scores, then weights; their gradients
-  R *p, *ds;
+  R* p;
+  R* ds;
   // Words of two numbers in bfloat16: of neighbouring queries, [kBlock keys, kBlock / 2]; of
   // neighbouring keys, [kBlock / 2, kBlock queries].
-  R *p_of_queries, *ds_of_queries, *of_keys;
-  R *max, *sum, *rescale;  // [kBlock]
-  R* row;                  // [dim]
+  R* p_of_queries;
+  R* ds_of_queries;
+  R* of_keys;
+  // [kBlock]
+  R* max;
+  R* sum;
+  R* rescale;
+  R* row;  // [dim]
 };
 template <class R>
 Scratch<R> take_scratch(const WindowAttentionForward& p, bool backward, WorkspaceArena& carve) {
@@ -89,7 +112,8 @@ std::vector<Scratch<R>> take_scratches(const WindowAttentionForward& p, bool bac
   const auto row = [&](int64_t i) {
     return reinterpret_cast<const uint16_t*>(element(view, p.dtype, batch, i, head * p.head_dim));
   };
-  const uint16_t *a = row(first), *b = first + 1 < end ? row(first + 1) : nullptr;
+  const uint16_t* a = row(first);
+  const uint16_t* b = first + 1 < end ? row(first + 1) : nullptr;
   int64_t i = 0;
   for (; i + kLanes<float> <= p.head_dim; i += kLanes<float>) {
     const auto low = hn::PromoteTo(d32, hn::LoadU(d16, a + i));

@@ -189,7 +189,10 @@ void forward_block(const WindowAttentionForward& p, const Block& b, const Scratc
 template <class W>
 struct HeadRows {
   const W* first;
-  int64_t stride, count, dim, padded;
+  int64_t stride;
+  int64_t count;
+  int64_t dim;
+  int64_t padded;
   W* buffer;
 };
 template <class W, class R>
@@ -238,7 +241,8 @@ HWY_NOINLINE R token_weights(int64_t keys, R* p, R& most) {
   const Lanes<R> d;
   const auto is_key = [&](int64_t j) HWY_ATTR { return hn::FirstN(d, size_t(keys - j)); };
   std::fill(p + keys, p + std::max(padded<R>(keys), (keys + 3) / 4 * 4), R(0));
-  Vec<R> largest = hn::Set(d, most), total = set<R>(0);
+  Vec<R> largest = hn::Set(d, most);
+  Vec<R> total = set<R>(0);
   for (int64_t j = 0; j < keys; j += kLanes<R>)
     largest = hn::IfThenElse(is_key(j), hn::Max(largest, load(p + j)), largest);
   largest = hn::MaxOfLanes(d, largest);
@@ -275,12 +279,14 @@ void forward_token(const WindowAttentionForward& p, const Block& b, const Scratc
   const R scale[1] = {R(p.scale * kLog2E)};
   scale_rows(1, s.dim, scale, s.row);
   std::fill(s.out, s.out + s.dim, R(0));
-  R most = std::numeric_limits<R>::lowest() / 2, total = 0;
+  R most = std::numeric_limits<R>::lowest() / 2;
+  R total = 0;
   for (int64_t key = b.key_begin; key < b.key_end; key += kScores) {
     const int64_t keys = std::min(kScores, b.key_end - key);
     token_scores<R>(head_rows<W>(p, p.k, b, key, keys, s.dim, s.k), s);
     for (int64_t j = 0; slope != 0 && j < keys; ++j) s.p[j] -= slope * R(b.position - key - j);
-    const R before = most, sum = token_weights(keys, s.p, most);
+    const R before = most;
+    const R sum = token_weights(keys, s.p, most);
     const R rescale[1] = {std::exp2(before - most)};
     total = total * rescale[0] + sum;
     scale_rows(1, s.dim, rescale, s.out);
@@ -366,7 +372,8 @@ void add_product(const WindowAttentionForward& p, const Block& b, int64_t key, i
   const bool in_place =
       s.dim == p.head_dim && reinterpret_cast<uintptr_t>(to) % (kLanes<R> * sizeof(R)) == 0;
   for_key_groups(b, key, keys, [&](int64_t j, int64_t count, int64_t first) HWY_ATTR {
-    constexpr int64_t kPer = Kind::kPerWord, kRow = kBlock / kPer;
+    constexpr int64_t kPer = Kind::kPerWord;
+    constexpr int64_t kRow = kBlock / kPer;
     matmul<R, Kind>(count, s.dim, (b.rows - first + kPer - 1) / kPer,
                     {left + j * kRow + first / kPer, kRow, 1}, right + first / kPer * s.dim, s.dim,
                     in_place ? rows + j * stride : s.product + j * s.dim, in_place ? stride : s.dim,
@@ -383,8 +390,9 @@ double backward_block(const WindowAttentionBackward& bwd, const Block& b, const 
   const int64_t width = padded<R>(b.rows);
   double dslope = 0;
   constexpr bool pairs = Kind::kPerWord == 2;
-  const R *p_of_queries = pairs ? s.p_of_queries : s.p,
-          *ds_of_queries = pairs ? s.ds_of_queries : s.ds, *ds_of_keys = pairs ? s.of_keys : s.ds;
+  const R* p_of_queries = pairs ? s.p_of_queries : s.p;
+  const R* ds_of_queries = pairs ? s.ds_of_queries : s.ds;
+  const R* ds_of_keys = pairs ? s.of_keys : s.ds;
   read_queries<Kind>(bwd, b, s);
   std::fill(s.dq, s.dq + kBlock * s.dim, R(0));
   for (int64_t key = b.key_begin; key < b.key_end; key += kBlock) {
@@ -433,8 +441,9 @@ void backward_head(const WindowAttentionBackward& bwd, int64_t batch, int64_t kv
 
 template <class Kind, class R>
 void forward(const WindowAttentionForward& p, void* workspace, const ParallelFor& parallel) {
-  const int64_t blocks = num_blocks(p), tasks = p.batch * p.heads * blocks,
-                slots = std::min(tasks, kSlots);
+  const int64_t blocks = num_blocks(p);
+  const int64_t tasks = p.batch * p.heads * blocks;
+  const int64_t slots = std::min(tasks, kSlots);
   WorkspaceArena carve(workspace);
   const auto scratch = take_scratches<R>(p, false, slots, carve);
   parallel(slots, 1, [&](int64_t begin, int64_t end) HWY_ATTR {
@@ -452,7 +461,8 @@ void forward(const WindowAttentionForward& p, void* workspace, const ParallelFor
 template <class Kind, class R>
 void backward(const WindowAttentionBackward& bwd, void* workspace, const ParallelFor& parallel) {
   const WindowAttentionForward& p = bwd.forward;
-  const int64_t tasks = p.batch * p.kv_heads, slots = std::min(tasks, kSlots);
+  const int64_t tasks = p.batch * p.kv_heads;
+  const int64_t slots = std::min(tasks, kSlots);
   WorkspaceArena carve(workspace);
   const auto scratch = take_scratches<R>(p, true, slots, carve);
   double* dslopes = carve.take<double>(p.batch * p.heads);

@@ -1,7 +1,7 @@
 // Which calls the kernels take; they are those of ops/cuda/attention_passes.cuh.
-#include "ops/cuda/attention.cuh"
 #include "ops/attention/passes/attention_passes.cuh"
 #include "ops/attention/window_attention/kernel.h"
+#include "ops/cuda/attention.cuh"
 
 namespace assay::ops::cuda {
 namespace {
@@ -13,7 +13,8 @@ Attention attention_of(const WindowAttentionForward& p) {
 }
 
 bool is_hopper() {
-  int device = 0, major = 0;
+  int device = 0;
+  int major = 0;
   const bool found =
       cudaGetDevice(&device) == cudaSuccess &&
       cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess;

@@ -13,13 +13,21 @@
 namespace assay::ops {
 
 struct WindowAttentionForward {
-  DType dtype;                        // of q, k, v, out. "real": f64 when dtype is f64, else f32
-  int64_t batch, time, keys;          // B, T, S; 1 ≤ T ≤ S
-  int64_t heads, kv_heads, head_dim;  // H, Hkv, D; Hkv divides H
-  int64_t window;                     // ≥ 1; S or more: all positions
+  DType dtype;  // of q, k, v, out. "real": f64 when dtype is f64, else f32
+  // B, T, S; 1 ≤ T ≤ S
+  int64_t batch;
+  int64_t time;
+  int64_t keys;
+  // H, Hkv, D; Hkv divides H
+  int64_t heads;
+  int64_t kv_heads;
+  int64_t head_dim;
+  int64_t window;  // ≥ 1; S or more: all positions
   double scale;
-  View q;                    // in  [B, T, H, D]
-  View k, v;                 // in  [B, S, Hkv, D]
+  View q;  // in  [B, T, H, D]
+  // in  [B, S, Hkv, D]
+  View k;
+  View v;
   const void* alibi_slopes;  // in  [H] real or null
   View out;                  // out [B, T, H, D]
   // out [B, H, T] real, natural logarithm; null when no gradient is wanted
@@ -30,8 +38,10 @@ struct WindowAttentionBackward {
   WindowAttentionForward forward;  // as it was; out and logsumexp are read
   View dout;                       // in  [B, T, H, D]
   View dq;                         // out [B, T, H, D]
-  View dk, dv;                     // out [B, S, Hkv, D]; on CPUs real and contiguous
-  void* dalibi_slopes;             // out [H] real or null
+  // out [B, S, Hkv, D]; on CPUs real and contiguous
+  View dk;
+  View dv;
+  void* dalibi_slopes;  // out [H] real or null
 };
 
 // Highway, run-time dispatch, fp32 and fp64 (bf16 is read and written, and sums are fp32). Heads

@@ -4,12 +4,12 @@
 
 #include <atomic>
 
+#include "ops/attention/window_attention/kernel.h"
+#include "ops/attention/window_attention/window_attention.h"
 #include "ops/core/dispatch.h"
 #include "ops/core/register.h"
 #include "ops/core/split.h"
 #include "ops/core/tensors.h"
-#include "ops/attention/window_attention/kernel.h"
-#include "ops/attention/window_attention/window_attention.h"
 
 namespace assay::ops {
 namespace {
@@ -20,7 +20,11 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 struct Inputs {
-  at::Tensor q, k, v, slopes;  // as the kernel wants them; slopes undefined when absent
+  // as the kernel wants them; slopes undefined when absent
+  at::Tensor q;
+  at::Tensor k;
+  at::Tensor v;
+  at::Tensor slopes;
   int64_t window;
   double scale;
 };
@@ -85,12 +89,13 @@ struct WindowAttention : torch::autograd::Function<WindowAttention> {
                     ctx->saved_data["window"].toInt(),
                     ctx->saved_data["scale"].toDouble()};
     const bool cpu = in.q.is_cpu();
-    const at::Tensor dout = aligned_rows(sequence(gradients[0], in.q.scalar_type())),
-                     dq = gradient_memory(in.q);
+    const at::Tensor dout = aligned_rows(sequence(gradients[0], in.q.scalar_type()));
+    const at::Tensor dq = gradient_memory(in.q);
     const auto of_keys = [&](const at::Tensor& x) {
       return cpu ? at::empty(x.sizes(), real_options(x)) : gradient_memory(x);
     };
-    const at::Tensor dk = of_keys(in.k), dv = of_keys(in.v);
+    const at::Tensor dk = of_keys(in.k);
+    const at::Tensor dv = of_keys(in.v);
     const at::Tensor dslopes =
         cpu && in.slopes.defined() ? at::empty_like(in.slopes) : at::Tensor();
     launch(WindowAttentionBackward{describe(in, s[4], s[5]), view(dout), view(dq), view(dk),
@@ -141,7 +146,8 @@ bool own_kernel_serves(const Inputs& in) {
 // of the keys.
 at::Tensor fused(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t window,
                  double scale) {
-  const int64_t time = q.size(1), size = k.size(1);
+  const int64_t time = q.size(1);
+  const int64_t size = k.size(1);
   if (window >= size && time == size)
     return at::scaled_dot_product_attention(
                q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), {}, 0.0,
@@ -172,8 +178,10 @@ AlibiInputs append_alibi(const at::Tensor& q, const at::Tensor& k, const at::Ten
   const at::Tensor none = at::zeros_like(high);
   const at::Tensor of_q = at::stack({high, low, high, low, high, low, none, none}, -1);  // [H, 8]
   const at::Tensor j = at::arange(k.size(1), k.options().dtype(at::kLong));
-  const at::Tensor ones = j.bitwise_and(0xff), middle = j.bitwise_and(0xff00);
-  const at::Tensor rest = j - ones - middle, zero = at::zeros_like(j);
+  const at::Tensor ones = j.bitwise_and(0xff);
+  const at::Tensor middle = j.bitwise_and(0xff00);
+  const at::Tensor rest = j - ones - middle;
+  const at::Tensor zero = at::zeros_like(j);
   const at::Tensor of_k =
       at::stack({ones, ones, middle, middle, rest, rest, zero, zero}, -1)  // [S, 8]
           .to(k.scalar_type());
@@ -189,7 +197,9 @@ at::Tensor window_attention(const at::Tensor& q, const at::Tensor& k, const at::
   if (q.is_meta()) return at::empty(q.sizes(), q.options());
   if (window < 0) window = k.size(1);
   const auto dtype = sequence_dtype({q, k, v});
-  const at::Tensor qs = sequence(q, dtype), ks = sequence(k, dtype), vs = sequence(v, dtype);
+  const at::Tensor qs = sequence(q, dtype);
+  const at::Tensor ks = sequence(k, dtype);
+  const at::Tensor vs = sequence(v, dtype);
   const OptionalTensor slopes = optional(parameter(alibi_slopes, real_dtype(dtype)));
   at::Tensor out;
   if (q.is_cpu() || own_kernel_serves({qs, ks, vs, or_undefined(slopes), window, scale}))
@@ -203,7 +213,8 @@ at::Tensor window_attention(const at::Tensor& q, const at::Tensor& k, const at::
 
 void choose_full_attention(const std::string& kernel) {
   at::Context& context = at::globalContext();
-  const bool deterministic = kernel == "deterministic", any = deterministic || kernel == "torch";
+  const bool deterministic = kernel == "deterministic";
+  const bool any = deterministic || kernel == "torch";
   TORCH_CHECK_VALUE(any || kernel == "cudnn" || kernel == "flash-2", "full attention by '", kernel,
                     "' is unknown; there are deterministic, torch, cudnn, flash-2");
   own_kernel_chosen = deterministic;

@@ -1,7 +1,7 @@
 #include <torch/torch.h>
 
-#include "ops/core/tensors.h"
 #include "ops/attention/window_attention/window_attention.h"
+#include "ops/core/tensors.h"
 
 namespace assay::ops {
 
@@ -9,7 +9,9 @@ at::Tensor window_attention_reference(const at::Tensor& q, const at::Tensor& k, 
                                       int64_t window, double scale,
                                       const OptionalTensor& alibi_slopes) {
   const auto real = real_dtype(sequence_dtype({q, k, v}));
-  const int64_t time = q.size(1), size = k.size(1), group = q.size(2) / k.size(2);
+  const int64_t time = q.size(1);
+  const int64_t size = k.size(1);
+  const int64_t group = q.size(2) / k.size(2);
   // [B, H, ·, D]
   const auto heads_first = [&](const at::Tensor& x) { return x.to(real).transpose(1, 2); };
   const auto repeated = [&](const at::Tensor& x) {

@@ -37,7 +37,9 @@ at::Tensor window_attention_blocked(const at::Tensor& q, const at::Tensor& k, co
 // the sum of three numbers of at most 8 bits each. So in bf16 the slope has 16 bits, and j is exact
 // up to 2^24. There are gradients for q, k and v.
 struct AlibiInputs {
-  at::Tensor q, k, v;
+  at::Tensor q;
+  at::Tensor k;
+  at::Tensor v;
 };
 inline constexpr int64_t kAlibiColumns = 8;  // six are used; kernels want a multiple of eight
 AlibiInputs append_alibi(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,

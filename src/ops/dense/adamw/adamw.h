@@ -7,10 +7,18 @@
 namespace assay::ops {
 
 struct AdamWTensors {
-  std::vector<at::Tensor> parameters, gradients, averages, squares;  // as many of each
+  // as many of each
+  std::vector<at::Tensor> parameters;
+  std::vector<at::Tensor> gradients;
+  std::vector<at::Tensor> averages;
+  std::vector<at::Tensor> squares;
 };
 struct AdamWSettings {
-  double learning_rate, beta1, beta2, weight_decay, epsilon;
+  double learning_rate;
+  double beta1;
+  double beta2;
+  double weight_decay;
+  double epsilon;
   int64_t step;  // from 1
 };
 

@@ -1,14 +1,16 @@
 // AdamW on CUDA: one launch for up to 512 tensors, whose addresses are parameters of the kernel.
 #include <algorithm>
 
-#include "ops/dense/adamw/kernel.h"
 #include "ops/cuda/launch.cuh"
+#include "ops/dense/adamw/kernel.h"
 
 namespace assay::ops::cuda {
 namespace {
 
-constexpr int kThreads = 256, kChunk = 16384;  // numbers of a tensor that one block updates
-constexpr int kTensors = 512;                  // of a launch
+// numbers of a tensor that one block updates
+constexpr int kThreads = 256;
+constexpr int kChunk = 16384;
+constexpr int kTensors = 512;  // of a launch
 
 struct Launch {
   AdamW p;
@@ -19,12 +21,19 @@ struct Launch {
 static_assert(sizeof(Launch) <= 32764);  // bytes of parameters that a kernel may have
 
 struct Coefficients {
-  float decay, rate, root, beta1, beta2, epsilon, inverse_scale;
+  float decay;
+  float rate;
+  float root;
+  float beta1;
+  float beta2;
+  float epsilon;
+  float inverse_scale;
 };
 
 // The order of operations is that of torch's fused AdamW.
 __device__ void update(const Coefficients& c, float gradient, float& x, float& m, float& v) {
-  const float g = gradient * c.inverse_scale, square = g * g;
+  const float g = gradient * c.inverse_scale;
+  const float square = g * g;
   m = fmaf(c.beta1, m, fmaf(-c.beta1, g, g));
   v = fmaf(c.beta2, v, fmaf(-c.beta2, square, square));
   x = fmaf(-c.decay, x, x);
@@ -42,11 +51,15 @@ __device__ void update_range(const Coefficients& c, const AdamWTensor& tensor, i
   };
   for (int64_t first = begin + threadIdx.x * kWidth; first < end;
        first += kFlight * kThreads * kWidth) {
-    Packed g[kFlight], x[kFlight], m[kFlight], v[kFlight];
+    Packed g[kFlight];
+    Packed x[kFlight];
+    Packed m[kFlight];
+    Packed v[kFlight];
 #pragma unroll
     for (int j = 0; j < kFlight; ++j) {
       // Past the end, the first vector is read again.
-      const int64_t next = first + j * kThreads * kWidth, at = next < end ? next : first;
+      const int64_t next = first + j * kThreads * kWidth;
+      const int64_t at = next < end ? next : first;
       g[j] = *packed(tensor.gradient, at);
       x[j] = *packed(tensor.parameter, at);
       m[j] = *packed(tensor.average, at);
@@ -73,7 +86,9 @@ __device__ bool is_aligned_to_vectors(const AdamWTensor& t) {
 
 __global__ void __launch_bounds__(kThreads, 4) adamw_kernel(const __grid_constant__ Launch launch) {
   if (*launch.p.broken == 1) return;
-  int low = 0, high = launch.count - 1;  // the first tensor that ends after this block
+  // the first tensor that ends after this block
+  int low = 0;
+  int high = launch.count - 1;
   while (low < high) {
     const int middle = (low + high) / 2;
     if (launch.ends[middle] > blockIdx.x) high = middle;
@@ -81,9 +96,9 @@ __global__ void __launch_bounds__(kThreads, 4) adamw_kernel(const __grid_constan
   }
   const AdamWTensor tensor = launch.tensors[low];
   const unsigned first_block = low ? launch.ends[low - 1] : 0;
-  const int64_t begin = int64_t(blockIdx.x - first_block) * kChunk,
-                end = min(begin + kChunk, tensor.size),
-                whole = is_aligned_to_vectors(tensor) ? end - end % 4 : begin;
+  const int64_t begin = int64_t(blockIdx.x - first_block) * kChunk;
+  const int64_t end = min(begin + kChunk, tensor.size);
+  const int64_t whole = is_aligned_to_vectors(tensor) ? end - end % 4 : begin;
   const Coefficients c{launch.p.decay, launch.p.rate,    launch.p.root,        launch.p.beta1,
                        launch.p.beta2, launch.p.epsilon, 1.f / *launch.p.scale};
   update_range<4>(c, tensor, begin, whole);

@@ -7,7 +7,8 @@ namespace assay::ops {
 struct AdamWTensor {
   float* parameter;       // in and out, as the moments
   const float* gradient;  // in
-  float *average, *square;
+  float* average;
+  float* square;
   int64_t size;
 };
 
@@ -17,8 +18,12 @@ struct AdamW {
   float decay;                 // η λ
   float rate;                  // η / (1 − β₁ᵗ)
   float root;                  // √(1 − β₂ᵗ)
-  float beta1, beta2, epsilon;
-  const float *scale, *broken;  // one number each, on the device
+  float beta1;
+  float beta2;
+  float epsilon;
+  // one number each, on the device
+  const float* scale;
+  const float* broken;
 };
 
 namespace cuda {

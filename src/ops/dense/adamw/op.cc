@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <cmath>
 
-#include "ops/dense/adamw/adamw.h"
-#include "ops/dense/adamw/kernel.h"
 #include "ops/core/called.h"
 #include "ops/core/dispatch.h"
+#include "ops/dense/adamw/adamw.h"
+#include "ops/dense/adamw/kernel.h"
 
 namespace assay::ops {
 namespace {
@@ -50,16 +50,14 @@ void from_kernel(const AdamWTensors& t, const AdamWSettings& s, const at::Tensor
                    .epsilon = float(s.epsilon),
                    .scale = scale.data_ptr<float>(),
                    .broken = broken.data_ptr<float>()};
-  dispatch(
-      scale.device(), [](const auto&) {}, [&](auto stream) { cuda::adamw(work, stream); });
+  dispatch(scale.device(), [](const auto&) {}, [&](auto stream) { cuda::adamw(work, stream); });
   // Autograd relies on the versions.
   for (const auto* written : {&t.parameters, &t.averages, &t.squares})
     for (const at::Tensor& tensor : *written) tensor.unsafeGetTensorImpl()->bump_version();
 }
 
-const bool registered =
-    register_paths("adamw", "torch's fused AdamW",
-                   "cuda kernel sm_90a for float32, else torch's fused AdamW");
+const bool registered = register_paths("adamw", "torch's fused AdamW",
+                                       "cuda kernel sm_90a for float32, else torch's fused AdamW");
 
 }  // namespace
 

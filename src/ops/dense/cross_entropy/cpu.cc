@@ -50,8 +50,8 @@ void cross_entropy_row(const CrossEntropy& p, int64_t i, int64_t padded, R* row)
   R* loss = static_cast<R*>(p.losses) + i;
   read_row(logits, p.dtype, p.classes, padded, row);
   std::fill(row + p.classes, row + padded, std::numeric_limits<R>::lowest());
-  const R most = largest(row, padded),
-          chosen = target >= 0 && target < p.classes ? row[target] : R(NAN);
+  const R most = largest(row, padded);
+  const R chosen = target >= 0 && target < p.classes ? row[target] : R(NAN);
   const double total = exponentiate(row, padded, most);
   *loss = static_cast<R>(std::log(total) + (double(most) - double(chosen)));
   if (!p.gradient) return;

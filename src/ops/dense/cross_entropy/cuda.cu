@@ -1,8 +1,8 @@
 // Softmax cross-entropy on CUDA: one block per row. The row is read twice, the second time from
 // the L2 cache.
-#include "ops/dense/cross_entropy/kernel.h"
 #include "ops/cuda/launch.cuh"
 #include "ops/cuda/math.cuh"
+#include "ops/dense/cross_entropy/kernel.h"
 
 namespace assay::ops::cuda {
 namespace {
@@ -12,7 +12,8 @@ constexpr int kThreads = 512;
 // Largest value so far, and the sum of exp(value − largest).
 template <class R>
 struct Running {
-  R most = -INFINITY, sum = 0;
+  R most = -INFINITY;
+  R sum = 0;
   __device__ void add(const Running& other) {
     const R larger = max(most, other.most);
     if (larger == -INFINITY) {
@@ -43,7 +44,9 @@ template <class T, int kWidth>
 __global__ void __launch_bounds__(kThreads) cross_entropy_kernel(CrossEntropy p) {
   using R = Real<T>;
   using Packed = Vec<T, kWidth>;
-  const int64_t row = blockIdx.x, packs = p.classes / kWidth, target = p.targets[row];
+  const int64_t row = blockIdx.x;
+  const int64_t packs = p.classes / kWidth;
+  const int64_t target = p.targets[row];
   T* logits = static_cast<T*>(p.logits) + row * p.classes;
   auto* packed = reinterpret_cast<Packed*>(logits);
   const bool inside = target >= 0 && target < p.classes;

@@ -9,8 +9,10 @@
 namespace assay::ops {
 
 struct CrossEntropy {
-  DType dtype;             // of x. "real": f64 when dtype is f64, else f32
-  int64_t rows, classes;   // any
+  DType dtype;  // of x. "real": f64 when dtype is f64, else f32
+  // any
+  int64_t rows;
+  int64_t classes;
   void* logits;            // in and, with `gradient`, out [rows, classes], contiguous
   const int64_t* targets;  // in  [rows]
   void* losses;            // out [rows] real

@@ -2,9 +2,9 @@
 #include <torch/torch.h>
 
 #include "ops/core/called.h"
+#include "ops/core/dispatch.h"
 #include "ops/dense/cross_entropy/cross_entropy.h"
 #include "ops/dense/cross_entropy/kernel.h"
-#include "ops/core/dispatch.h"
 
 namespace assay::ops {
 namespace {

@@ -1,7 +1,7 @@
 #include <torch/torch.h>
 
-#include "ops/dense/cross_entropy/cross_entropy.h"
 #include "ops/core/tensors.h"
+#include "ops/dense/cross_entropy/cross_entropy.h"
 
 namespace assay::ops {
 

@@ -14,7 +14,9 @@ namespace assay::ops::HWY_NAMESPACE {
 namespace {
 using V = Vec<float>;
 const Lanes<float> d;
-constexpr int64_t kOutputs = 4, kRows = 3;  // 12 sums, 3 vectors of x and 1 of W: 16 registers
+// 12 sums, 3 vectors of x and 1 of W: 16 registers
+constexpr int64_t kOutputs = 4;
+constexpr int64_t kRows = 3;
 constexpr int64_t kStep = 2 * kLanes<float>;
 constexpr int64_t kProductsPerTask = 32768;  // fewer are not worth a thread
 
@@ -62,7 +64,8 @@ HWY_INLINE void add(const float* x, int64_t x_row, const W* w, int64_t w_row,
 template <int rows, int outputs, class W>
 HWY_NOINLINE void start(const LinearFewRows& p, const float* x, const W* w,
                         Sums<rows, outputs>& tile) {
-  const int64_t x_row = padded(p.in), whole = p.in / kStep * kStep;
+  const int64_t x_row = padded(p.in);
+  const int64_t whole = p.in / kStep * kStep;
   alignas(64) W last[outputs][kStep] = {};
   for (int i = 0; i < outputs; ++i) std::copy(w + i * p.in + whole, w + (i + 1) * p.in, last[i]);
   add<0>(x + whole, x_row, last[0], kStep, tile);
@@ -76,13 +79,14 @@ HWY_INLINE void multiply(const LinearFewRows& p, const float* x, int64_t m, int6
   Sums<rows, outputs> tile;
   for (auto& row : tile.at)
     for (V& v : row) v = hn::Zero(d);
-  const int64_t x_row = padded(p.in), whole = p.in / kStep * kStep;
+  const int64_t x_row = padded(p.in);
+  const int64_t whole = p.in / kStep * kStep;
   x += m * x_row;
   const W* w = static_cast<const W*>(p.weight) + n * p.in;
   if (whole < p.in) start(p, x, w, tile);
   // Its share of the next outputs, so that memory and arithmetic work at the same time.
-  const int64_t fetch_begin = outputs + m * outputs / p.rows,
-                fetch_end = outputs + (m + rows) * outputs / p.rows;
+  const int64_t fetch_begin = outputs + m * outputs / p.rows;
+  const int64_t fetch_end = outputs + (m + rows) * outputs / p.rows;
   for (int64_t k = 0; k < whole; k += kStep) {
     for (int64_t i = fetch_begin; i < fetch_end; ++i)
       prefetch_row<0>(reinterpret_cast<const std::byte*>(w + i * p.in + k), kStep * sizeof(W));

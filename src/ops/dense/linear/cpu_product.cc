@@ -24,9 +24,11 @@ using V = Vec<float>;
 const Lanes<float> d;
 // The sums of a tile and its vectors of B fill most of the vector registers: 32 with AVX-512, else
 // 16. The latency of a product needs eight sums or more.
-constexpr int64_t kRows = HWY_MAX_BYTES == 64 ? 8 : 6, kVectors = 2;
+constexpr int64_t kRows = HWY_MAX_BYTES == 64 ? 8 : 6;
+constexpr int64_t kVectors = 2;
 constexpr int64_t kPanel = kVectors * kLanes<float>;
-constexpr int64_t kStretch = 384, kBlock = 8 * kRows;
+constexpr int64_t kStretch = 384;
+constexpr int64_t kBlock = 8 * kRows;
 constexpr int64_t kProductsPerTask = 1 << 20;  // fewer are not worth a thread
 
 template <class Kind>
@@ -34,8 +36,13 @@ struct Product {
   using Number = typename Kind::Number;
   static constexpr int64_t kPerWord = Kind::kPerWord;
   const MatrixProduct& p;
-  const Number *a, *b;
-  int64_t depth, stretches, length, panels;  // length: depth of all stretches but the last
+  const Number* a;
+  const Number* b;
+  // length: depth of all stretches but the last
+  int64_t depth;
+  int64_t stretches;
+  int64_t length;
+  int64_t panels;
   explicit Product(const MatrixProduct& product)
       : p(product),
         a(static_cast<const Number*>(p.a)),
@@ -54,7 +61,8 @@ struct Product {
 };
 
 struct Memory {
-  float *a, *sums;
+  float* a;
+  float* sums;
 };
 template <class Kind>
 float* take_panels(const Product<Kind>& product, WorkspaceArena& carve) {
@@ -74,7 +82,8 @@ HWY_INLINE void copy_words(std::pair<const float*, const float*> rows, float* to
 template <int64_t count>
 HWY_INLINE void copy_words(std::pair<const uint16_t*, const uint16_t*> rows, float* to) {
   static constexpr uint16_t kZeros[count] = {};
-  const uint16_t *first = rows.first, *second = rows.second ? rows.second : kZeros;
+  const uint16_t* first = rows.first;
+  const uint16_t* second = rows.second ? rows.second : kZeros;
   uint32_t words[count];
   for (int64_t i = 0; i < count; ++i) words[i] = first[i] | uint32_t{second[i]} << 16;
   std::memcpy(to, words, sizeof(words));
@@ -94,7 +103,8 @@ template <class Kind>
 HWY_NOINLINE void copy_rows_of_b(const Product<Kind>& product, int64_t begin, int64_t end,
                                  float* panels) {
   for (int64_t word = begin; word < end; ++word) {
-    const int64_t stretch = word / product.length, depth = product.depth_of(stretch);
+    const int64_t stretch = word / product.length;
+    const int64_t depth = product.depth_of(stretch);
     float* to = panels + stretch * product.length * product.panels * kPanel +
                 (word - stretch * product.length) * kPanel;
     auto rows = product.rows_of_word(product.b, product.p.columns, word);
@@ -121,10 +131,14 @@ HWY_INLINE void transpose_words(const std::byte* from, int64_t stride, int64_t r
     return hn::BitCast(four, hn::LoadU(hn::Repartition<uint8_t, decltype(four)>(),
                                        reinterpret_cast<const uint8_t*>(at)));
   };
-  const int64_t whole_rows = rows / 4 * 4, whole_columns = columns / 4 * 4;
+  const int64_t whole_rows = rows / 4 * 4;
+  const int64_t whole_columns = columns / 4 * 4;
   for (int64_t k = 0; k < whole_columns; k += 4)
     for (int64_t n = 0; n < whole_rows; n += 4) {
-      const auto a = read(n, k), b = read(n + 1, k), c = read(n + 2, k), e = read(n + 3, k);
+      const auto a = read(n, k);
+      const auto b = read(n + 1, k);
+      const auto c = read(n + 2, k);
+      const auto e = read(n + 3, k);
       pairs(a, b, c, e, to + k * kPanel + n);
       const auto high = [&](auto v) HWY_ATTR { return hn::ConcatUpperUpper(four, v, v); };
       pairs(high(a), high(b), high(c), high(e), to + (k + 2) * kPanel + n);
@@ -137,9 +151,11 @@ HWY_INLINE void transpose_words(const std::byte* from, int64_t stride, int64_t r
 template <class Kind>
 HWY_NOINLINE void copy_panel_of_b(const Product<Kind>& product, int64_t panel, float* panels) {
   const MatrixProduct& p = product.p;
-  const int64_t first = panel * kPanel, columns = std::min(kPanel, p.columns - first);
+  const int64_t first = panel * kPanel;
+  const int64_t columns = std::min(kPanel, p.columns - first);
   for (int64_t stretch = 0; stretch < product.stretches; ++stretch) {
-    const int64_t begin = stretch * product.length, depth = product.depth_of(stretch);
+    const int64_t begin = stretch * product.length;
+    const int64_t depth = product.depth_of(stretch);
     float* to = panels + begin * product.panels * kPanel + panel * depth * kPanel;
     if (columns < kPanel) std::fill(to, to + depth * kPanel, 0.0f);
     const typename Kind::Number* from = product.b + first * p.depth + begin * Kind::kPerWord;
@@ -151,7 +167,9 @@ HWY_NOINLINE void copy_panel_of_b(const Product<Kind>& product, int64_t panel, f
 // Where a block of A is in memory: `count` rows of `bytes`, `stride` bytes apart.
 struct Area {
   const std::byte* first = nullptr;
-  int64_t stride = 0, count = 0, bytes = 0;
+  int64_t stride = 0;
+  int64_t count = 0;
+  int64_t bytes = 0;
   // Asks for part `part` of `parts` of the rows, for the L2 cache.
   HWY_INLINE void prefetch(int64_t part, int64_t parts) const {
     for (int64_t row = part * count / parts; row < (part + 1) * count / parts; ++row)
@@ -163,9 +181,10 @@ struct Area {
 template <class Kind>
 Area area_of_a(const Product<Kind>& product, int64_t row, int64_t end, int64_t stretch) {
   const MatrixProduct& p = product.p;
-  const int64_t rows = std::min(kBlock, end - row), size = sizeof(typename Kind::Number),
-                k = stretch * product.length * Kind::kPerWord,
-                depth = std::min(product.depth_of(stretch) * Kind::kPerWord, p.depth - k);
+  const int64_t rows = std::min(kBlock, end - row);
+  const int64_t size = sizeof(typename Kind::Number);
+  const int64_t k = stretch * product.length * Kind::kPerWord;
+  const int64_t depth = std::min(product.depth_of(stretch) * Kind::kPerWord, p.depth - k);
   if (p.a_transposed)
     return {reinterpret_cast<const std::byte*>(product.a + k * p.rows + row), p.rows * size, depth,
             rows * size};
@@ -176,14 +195,16 @@ Area area_of_a(const Product<Kind>& product, int64_t row, int64_t end, int64_t s
 // A tile of A: word (m, k) is at data + 4 (m · row + k · column) bytes.
 struct LeftWords {
   const std::byte* data;
-  int64_t row, column;
+  int64_t row;
+  int64_t column;
 };
 // The tiles of a block of A, in order.
 template <class Kind>
 HWY_NOINLINE void tiles_of_a(const Product<Kind>& product, int64_t row, int64_t rows,
                              int64_t stretch, float* copy, std::vector<LeftWords>& tiles) {
   const MatrixProduct& p = product.p;
-  const int64_t depth = product.depth_of(stretch), begin = stretch * product.length;
+  const int64_t depth = product.depth_of(stretch);
+  const int64_t begin = stretch * product.length;
   tiles.clear();
   for (int64_t m = 0; m < rows; m += kRows) {
     float* to = copy + m * depth;
@@ -237,7 +258,9 @@ HWY_INLINE void multiply_tile(int64_t depth, const LeftWords& a, const float* b,
 // `rows` rows of C from `row` on and a panel of its columns, to or from the sums of a tile.
 struct TileOfC {
   const MatrixProduct& p;
-  int64_t row, rows, column;
+  int64_t row;
+  int64_t rows;
+  int64_t column;
   int64_t columns = std::min(kPanel, p.columns - column);
   std::byte* at(int64_t m) const {
     return element({p.c, 0, p.columns}, p.c_dtype, 0, row + m, column);
@@ -270,7 +293,8 @@ void multiply_block(const Product<Kind>& product, int64_t row, int64_t end, cons
   const int64_t rows = std::min(kBlock, end - row);
   for (int64_t stretch = 0; stretch < product.stretches; ++stretch) {
     const int64_t depth = product.depth_of(stretch);
-    const bool first = stretch == 0, last = stretch + 1 == product.stretches;
+    const bool first = stretch == 0;
+    const bool last = stretch + 1 == product.stretches;
     const bool reads = first && (p.add || p.bias);
     tiles_of_a(product, row, rows, stretch, memory.a, tiles);
     const Area next = !last              ? area_of_a(product, row, end, stretch + 1)

@@ -22,35 +22,43 @@ namespace {
 constexpr int kStep = 32;      // numbers of k that a warp takes at a time
 constexpr int kSteps = 4;      // that a warp takes, if they are not too many warps
 constexpr int kMaxWarps = 16;  // of a block
-constexpr int kNormedRows = 2, kMaxParts = 8;  // rows that are normalised; their parts of 256
+// rows that are normalised; their parts of 256
+constexpr int kNormedRows = 2;
+constexpr int kMaxParts = 8;
 
 // Steps whose operands a lane holds: weights in registers, x in shared memory.
 constexpr __host__ __device__ int depth(int tiles) { return tiles < 8 ? kSteps : kSteps / 2; }
 
 // The norm of one or two rows, in the order of sums of the norm's own kernel for few parts
-// (ops/rowwise/norm/cuda.cu): 8 numbers of k in a lane, 32 lanes, then the parts of 256 numbers. Two
+// (norm/cuda.cu): 8 numbers of k in a lane, 32 lanes, then the parts of 256 numbers. Two
 // neighbouring warps have a part, and a row each; the last of an odd number of warps has both rows
 // of its part. `shared` gets the normalised rows as the product reads them, [steps, lanes], with
 // zeros past k.
 __device__ __forceinline__ void normalise_rows(const LinearFewRows& p, const float (&weight)[8],
                                                uint4* shared) {
   __shared__ float squares[kNormedRows][kMaxParts];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
-  const int in = int(p.in), rows = int(p.rows), part = warp / 2, parts = (warps + 1) / 2;
-  const int column = (part * 32 + lane) * 8, apart = min(2, warps - 2 * part);
+  const int lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32;
+  const int warps = blockDim.x / 32;
+  const int in = int(p.in);
+  const int rows = int(p.rows);
+  const int part = warp / 2;
+  const int parts = (warps + 1) / 2;
+  const int column = (part * 32 + lane) * 8;
+  const int apart = min(2, warps - 2 * part);
   const auto vector_of = [&](const void* matrix, int row) {
     return reinterpret_cast<const uint4*>(static_cast<const bf16*>(matrix) + row * in + column);
   };
-  const auto place = [&](int row) {
-    return shared + column / kStep * 32 + row * 4 + lane % 4;
-  };
+  const auto place = [&](int row) { return shared + column / kStep * 32 + row * 4 + lane % 4; };
   for (int row = warp % 2; row < rows; row += apart) {
-    uint4 x = {}, added = {};
+    uint4 x = {};
+    uint4 added = {};
     if (column < in) x = *vector_of(p.x, row);
     if (column < in && p.added) added = *vector_of(p.added, row);
     float sum = 0;
     const auto add = [&](uint32_t& to, uint32_t more) {
-      const float2 a = unpack_bf16x2(to), b = unpack_bf16x2(more);
+      const float2 a = unpack_bf16x2(to);
+      const float2 b = unpack_bf16x2(more);
       to = pack_bf16x2(a.x + b.x, a.y + b.y);
       const float2 rounded = unpack_bf16x2(to);
       sum += rounded.x * rounded.x;
@@ -90,18 +98,23 @@ __global__ void __launch_bounds__(32 * kMaxWarps / kTall) linear_kernel(LinearFe
   constexpr int kDepth = depth(kTiles);
   static_assert(!kNormed || (kTiles == 1 && kDepth == kSteps), "a warp takes all in one turn");
   extern __shared__ uint4 shared[];  // x, then the sums
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
-  const int in = int(p.in), rows = int(p.rows);
+  const int lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32;
+  const int warps = blockDim.x / 32;
+  const int in = int(p.in);
+  const int rows = int(p.rows);
   const int64_t width = kGated ? p.out / 2 : p.out;
   constexpr int kOutputs = kGated ? 8 : 16;  // of 16 rows of W
   const int64_t block_row = blockIdx.x * int64_t{kTall * kOutputs};
-  const int first = warp * kStep + lane % 4 * 8, stride = warps * kStep;
+  const int first = warp * kStep + lane % 4 * 8;
+  const int stride = warps * kStep;
   const bf16* const x = static_cast<const bf16*>(p.x) + lane / 4 * p.in;
 
   const bf16* weight[kTall][2];  // the rows of the lane
 #pragma unroll
   for (int i = 0; i < kTall; ++i) {
-    const int64_t row = block_row + i * kOutputs + lane / 4, upper = min(row, width - 1);
+    const int64_t row = block_row + i * kOutputs + lane / 4;
+    const int64_t upper = min(row, width - 1);
     const int64_t lower = kGated ? upper + width : min(row + 8, width - 1);
     weight[i][0] = static_cast<const bf16*>(p.weight) + upper * p.in;
     weight[i][1] = static_cast<const bf16*>(p.weight) + lower * p.in;
@@ -200,7 +213,8 @@ __global__ void __launch_bounds__(32 * kMaxWarps / kTall) linear_kernel(LinearFe
       const auto rounded = [&](float y, int64_t column) {
         return __bfloat162float(__float2bfloat16(biased(y, column)));
       };
-      const float a = float(p.a), c = float(p.c);
+      const float a = float(p.a);
+      const float c = float(p.c);
       const auto gated = [&](float gate, float up) {
         const float g = rounded(gate, n);
         return g * sigmoid(c * g * (1 + a * g * g)) * rounded(up, width + n);
@@ -224,8 +238,8 @@ void linear_few_rows(const LinearFewRows& p, Stream stream) {
   // All blocks read x from the L2 cache, half as often if they are tall.
   const bool tall = tiles == 8 && p.out >= 2048 && warps <= kMaxWarps / 2;
   const bool takes_norm = p.rows <= kNormedRows && p.in <= kMaxParts * 256;
-  check("linear", p.norm_weight && !takes_norm ? "normalises 1 or 2 rows of up to 2048 numbers"
-                                               : nullptr);
+  check("linear",
+        p.norm_weight && !takes_norm ? "normalises 1 or 2 rows of up to 2048 numbers" : nullptr);
   const auto run = [&](auto tiles, auto gated, auto tall, auto normed) {
     const auto kernel = linear_kernel<tiles(), gated(), tall(), normed()>;
     const auto blocks = unsigned(ceil_div(p.out, tall() * 16));

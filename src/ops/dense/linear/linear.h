@@ -21,7 +21,7 @@ at::Tensor linear_of_master(const at::Tensor& x, const at::Tensor& weight, const
 at::Tensor linear_glu(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                       std::string_view activation, bool weight_at_rest = false);
 // The residual stream x [..., K] and the output y of a part of a layer, or undefined → x + y, and
-// the product of its root-mean-square norm: add_norm or rms_norm (ops/rowwise/norm/norm.h), then linear, or
+// the product of its root-mean-square norm: add_norm or rms_norm (norm.h), then linear, or
 // linear_glu unless the activation is empty. One kernel with the same bits for some sizes on CUDA
 // (README.md). weight_at_rest is said of both weights.
 std::pair<at::Tensor, at::Tensor> norm_linear(const at::Tensor& x, const at::Tensor& y,

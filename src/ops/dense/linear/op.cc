@@ -5,13 +5,13 @@
 
 #include "ops/core/called.h"
 #include "ops/core/dispatch.h"
-#include "ops/rowwise/glu/glu.h"
-#include "ops/dense/linear/kernel.h"
-#include "ops/dense/linear/linear.h"
-#include "ops/rowwise/norm/norm.h"
 #include "ops/core/parallel.h"
 #include "ops/core/paths.h"
 #include "ops/core/tensors.h"
+#include "ops/dense/linear/kernel.h"
+#include "ops/dense/linear/linear.h"
+#include "ops/rowwise/glu/glu.h"
+#include "ops/rowwise/norm/norm.h"
 
 namespace assay::ops {
 namespace {
@@ -97,7 +97,8 @@ void multiply(MatrixProduct work, const at::Tensor& a, const at::Tensor& b, cons
 at::Tensor many_rows(const at::Tensor& a, const at::Tensor& b, const OptionalTensor& bias = {}) {
   std::vector<int64_t> shape = a.sizes().vec();
   shape.back() = b.size(0);
-  const at::Tensor c = at::empty(shape, a.options()), wide = parameter(bias, at::kFloat);
+  const at::Tensor c = at::empty(shape, a.options());
+  const at::Tensor wide = parameter(bias, at::kFloat);
   const MatrixProduct work{.rows = a.numel() / a.size(-1),
                            .columns = b.size(0),
                            .depth = a.size(-1),
@@ -128,7 +129,8 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
   static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
     const auto saved = ctx->get_saved_variables();
     const at::Tensor& weight = saved[1];
-    const at::Tensor x = saved[0].flatten(0, -2), dy = gradients[0].contiguous();
+    const at::Tensor x = saved[0].flatten(0, -2);
+    const at::Tensor dy = gradients[0].contiguous();
     const at::Tensor rows = dy.flatten(0, -2);
     const at::Tensor dx = ctx->needs_input_grad(0) ? product(dy, weight.t()) : at::Tensor();
     return {dx, weight_gradient(rows, x, x.scalar_type()),
@@ -150,7 +152,8 @@ struct MasterLinear : torch::autograd::Function<MasterLinear> {
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
     const auto saved = ctx->get_saved_variables();
-    const at::Tensor &x = saved[0], &weight = saved[1];
+    const at::Tensor& x = saved[0];
+    const at::Tensor& weight = saved[1];
     at::Tensor dy = gradients[0].flatten(0, -2);
     if (dy.is_cpu()) dy = dy.contiguous();
     return {ctx->needs_input_grad(0) ? product(dy, weight.t()).view(x.sizes()) : at::Tensor(),
@@ -175,7 +178,8 @@ bool serves_few_rows_on_cuda(const at::Tensor& x, const at::Tensor& weight,
                              const at::Tensor& bias) {
   if (!kCudaKernels || !x.is_cuda() || x.scalar_type() != at::kBFloat16 || x.numel() == 0)
     return false;
-  const int64_t rows = x.numel() / x.size(-1), most = weight.size(0) <= 8192 ? 64 : 16;
+  const int64_t rows = x.numel() / x.size(-1);
+  const int64_t most = weight.size(0) <= 8192 ? 64 : 16;
   return rows <= most && x.size(-1) % 8 == 0 && weight.is_contiguous() &&
          weight.scalar_type() == x.scalar_type() && weight.device() == x.device() &&
          reinterpret_cast<uintptr_t>(weight.data_ptr()) % 16 == 0 &&
@@ -199,14 +203,16 @@ bool serves_norm(const at::Tensor& x, const at::Tensor& y, const at::Tensor& nor
 
 // The rows are those of the norm of x + added, if its weight is defined; sum gets x + added.
 struct NormOfRows {
-  at::Tensor weight, added, sum;
+  at::Tensor weight;
+  at::Tensor added;
+  at::Tensor sum;
   double eps = 0;
 };
 at::Tensor few_rows(const at::Tensor& sequence, const at::Tensor& weight, const at::Tensor& bias,
                     const std::optional<GluActivation>& glu, bool weight_at_rest,
                     const NormOfRows& norm = {}) {
-  const at::Tensor x = aligned(sequence.contiguous()),
-                   b = parameter(optional(bias), x.scalar_type());
+  const at::Tensor x = aligned(sequence.contiguous());
+  const at::Tensor b = parameter(optional(bias), x.scalar_type());
   std::vector<int64_t> shape = x.sizes().vec();
   shape.back() = weight.size(0) / (glu ? 2 : 1);
   const at::Tensor y = at::empty(shape, x.options());

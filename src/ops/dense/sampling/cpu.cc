@@ -33,7 +33,8 @@ class Likeliest {
     count = std::min(count, ids_.size());
     if (count > sorted_) {
       const auto likelier = [&](int32_t a, int32_t b) {
-        const float x = logits_[size_t(a)], y = logits_[size_t(b)];
+        const float x = logits_[size_t(a)];
+        const float y = logits_[size_t(b)];
         return x != y ? x > y : a < b;
       };
       const auto begin = ids_.begin() + std::ptrdiff_t(sorted_);

@@ -8,14 +8,16 @@
 namespace assay::ops::cuda {
 namespace {
 
-constexpr int kThreads = 1024, kWarps = kThreads / 32;
+constexpr int kThreads = 1024;
+constexpr int kWarps = kThreads / 32;
 constexpr int kBins = 2 * kThreads;      // of one radix pass: 11 bits
 constexpr float kOne = 1099511627776.f;  // 2^40: the weight of the likeliest token
 using Mass = unsigned long long;
 
 // How many tokens, and what they weigh.
 struct Amount {
-  Mass mass, count;
+  Mass mass;
+  Mass count;
   __device__ Amount operator+(const Amount& other) const {
     return {mass + other.mass, count + other.count};
   }
@@ -51,7 +53,9 @@ template <class T>
 struct Row {
   const T* logits;
   int size;
-  float most, factor;  // weights are exp((x − most) factor)
+  // weights are exp((x − most) factor)
+  float most;
+  float factor;
   Shared& shared;
 
   __device__ float at(int i) const { return to_compute(logits[i]); }
@@ -79,7 +83,8 @@ struct Row {
     uint32_t prefix = 0;
     Amount above{};
     for (int pass = 0; pass < 3; ++pass) {
-      const int shift = pass == 0 ? 21 : pass == 1 ? 10 : 0, known = pass == 1 ? 21 : 10;
+      const int shift = pass == 0 ? 21 : pass == 1 ? 10 : 0;
+      const int known = pass == 1 ? 21 : 10;
       const uint32_t mask = pass == 2 ? 1023u : 2047u;
       for (int b = threadIdx.x; b < kBins; b += kThreads) {
         shared.mass[b] = 0;
@@ -96,7 +101,8 @@ struct Row {
       __syncthreads();
       // Thread t has the bins 2047 − 2t and 2046 − 2t, so that the scan is by falling keys.
       const int last = kBins - 1 - 2 * int(threadIdx.x);
-      Amount bins[2], before[2];
+      Amount bins[2];
+      Amount before[2];
       for (int i = 0; i < 2; ++i) bins[i] = {shared.mass[last - i], shared.count[last - i]};
       Scan(shared.scan).ExclusiveScan(bins, before, above, Plus{});
       for (int i = 0; i < 2; ++i)
@@ -117,8 +123,10 @@ struct Row {
   // has a run of neighbouring ids. Of the run that holds the token, every lane has a run.
   template <class F>
   __device__ int reach_by_id(Mass target, F amount) const {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int per_warp = (size + kWarps - 1) / kWarps, per_lane = (per_warp + 31) / 32;
+    const int lane = threadIdx.x % 32;
+    const int warp = threadIdx.x / 32;
+    const int per_warp = (size + kWarps - 1) / kWarps;
+    const int per_lane = (per_warp + 31) / 32;
     const int end = min((warp + 1) * per_warp, size);
     Mass mine = 0;
 #pragma unroll 8
@@ -128,7 +136,8 @@ struct Row {
     __syncthreads();
     const Mass before = warp_sum(lane < warp ? shared.mass[lane] : Mass(0));
     if (before <= target && target < before + of_warp) {
-      const int begin = warp * per_warp + lane * per_lane, stop = min(begin + per_lane, end);
+      const int begin = warp * per_warp + lane * per_lane;
+      const int stop = min(begin + per_lane, end);
       mine = 0;
 #pragma unroll 8
       for (int i = begin; i < stop; ++i) mine += amount(at(i));
@@ -147,7 +156,9 @@ struct Row {
   }
 
   __device__ Mass total() const {
-    Amount mine{}, before, all;
+    Amount mine{};
+    Amount before;
+    Amount all;
     each([&](float x) { mine.mass += weight(x); });
     Scan(shared.scan).ExclusiveScan(mine, before, Amount{}, Plus{}, all);
     __syncthreads();

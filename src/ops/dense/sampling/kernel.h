@@ -21,8 +21,10 @@ struct Draw {
 };
 
 struct Sampling {
-  DType dtype;         // of logits: f32 or bf16
-  int64_t rows, size;  // size: 1 to 2^31 − 1 tokens; on CUDA to kMaxTokens
+  DType dtype;  // of logits: f32 or bf16
+  // size: 1 to 2^31 − 1 tokens; on CUDA to kMaxTokens
+  int64_t rows;
+  int64_t size;
   const void* logits;  // in  [rows, size], contiguous
   const Draw* draws;   // in  [rows]
   int64_t* tokens;     // out [rows]; −1 where a logit is NaN or the largest one is not finite

@@ -15,10 +15,15 @@ HWY_BEFORE_NAMESPACE();
 namespace assay::ops::HWY_NAMESPACE {
 // other operators have tiles and scratch of their own
 namespace {
-constexpr int64_t kBlock = 32, kMaxWidth = 32;  // steps at a time; the widest kernel
+// steps at a time; the widest kernel
+constexpr int64_t kBlock = 32;
+constexpr int64_t kMaxWidth = 32;
 
 struct Tile {
-  int64_t batch, first, width;  // channels [first, first + width)
+  // channels [first, first + width)
+  int64_t batch;
+  int64_t first;
+  int64_t width;
 };
 template <class R>
 int64_t num_tiles(const CausalConv1dForward& p) {
@@ -26,7 +31,8 @@ int64_t num_tiles(const CausalConv1dForward& p) {
 }
 template <class R>
 Tile tile_at(const CausalConv1dForward& p, int64_t i) {
-  const int64_t tiles = (p.channels + kTile<R> - 1) / kTile<R>, first = i % tiles * kTile<R>;
+  const int64_t tiles = (p.channels + kTile<R> - 1) / kTile<R>;
+  const int64_t first = i % tiles * kTile<R>;
   return {i / tiles, first, std::min(kTile<R>, p.channels - first)};
 }
 
@@ -38,8 +44,11 @@ struct Scratch {
   // gradients of pre, and the K − 1 before them
   alignas(64) R dpre[(kMaxWidth - 1 + kBlock) * kTile<R>];
   alignas(64) R out[kBlock * kTile<R>];
-  alignas(64) R weight[kMaxWidth * kTile<R>], dweight[kMaxWidth * kTile<R>];
-  alignas(64) R bias[kTile<R>], dbias[kTile<R>], row[kTile<R>];
+  alignas(64) R weight[kMaxWidth * kTile<R>];
+  alignas(64) R dweight[kMaxWidth * kTile<R>];
+  alignas(64) R bias[kTile<R>];
+  alignas(64) R dbias[kTile<R>];
+  alignas(64) R row[kTile<R>];
 };
 
 // [Dm, columns] in memory to [columns, kTile] in scratch, and back.

@@ -4,18 +4,20 @@
 #include <algorithm>
 #include <initializer_list>
 
-#include "ops/recurrence/causal_conv1d/kernel.h"
 #include "ops/cuda/math.cuh"
 #include "ops/cuda/reduce.cuh"
+#include "ops/recurrence/causal_conv1d/kernel.h"
 
 namespace assay::ops::cuda {
 namespace {
 
-constexpr int kThreads = 128, kTile = 64, kMaxWidth = 8;
+constexpr int kThreads = 128;
+constexpr int kTile = 64;
+constexpr int kMaxWidth = 8;
 constexpr int kAhead = 4;  // steps loaded together, while those before are worked on
-constexpr int kForwardBytes = 8,
-              // of a thread's channels: more would leave fewer threads a register
-    kBackwardBytes = 4;
+constexpr int kForwardBytes = 8;
+// of a thread's channels: more would leave fewer threads a register
+constexpr int kBackwardBytes = 4;
 
 // The steps of a sequence tensor from `begin` on, kVector channels from d on.
 template <class T, int kVector>
@@ -65,9 +67,15 @@ template <class T, int kWidth, int kVector>
 struct Tile {
   using R = Real<T>;
   const CausalConv1dForward& p;
-  int64_t index, d, b, begin;
-  int steps, last;  // of the tile; last step of the sequence from begin, or a later one of interest
-  R weight[kWidth][kVector], bias[kVector];
+  int64_t index;
+  int64_t d;
+  int64_t b;
+  int64_t begin;
+  // of the tile; last step of the sequence from begin, or a later one of interest
+  int steps;
+  int last;
+  R weight[kWidth][kVector];
+  R bias[kVector];
 
   __device__ Tile(const CausalConv1dForward& p, int64_t job)
       : p(p),
@@ -127,7 +135,8 @@ __global__ void __launch_bounds__(kThreads, kWidth == 4 ? 6 : 3)
   const int64_t job = blockIdx.x * int64_t{kThreads} + threadIdx.x;
   if (job >= jobs) return;
   const Tile<T, kWidth, kVector> tile(p, job);
-  const Steps<T, kVector> of_x = tile.in(p.x), of_y = tile.in(p.y);
+  const Steps<T, kVector> of_x = tile.in(p.x);
+  const Steps<T, kVector> of_y = tile.in(p.y);
   Vec<T, kVector> next[kAhead];
   of_x.fetch(next, 0, tile.last);
   R window[kWidth][kVector] = {};
@@ -182,17 +191,22 @@ __global__ void __launch_bounds__(kThreads, kWidth == 4 ? 5 : 2)
   const int64_t job = blockIdx.x * int64_t{kThreads} + threadIdx.x;
   if (job >= jobs) return;
   const Tile<T, kWidth, kVector> tile(p, job);
-  const Steps<T, kVector> of_x = tile.in(p.x), of_dy = tile.in(part_of<T>(bwd, tile.d)),
-                          of_dx = tile.in(bwd.dx);
-  R window[kWidth][kVector] = {}, dpre[kWidth][kVector] = {}, dweight[kWidth][kVector] = {},
-    dbias[kVector] = {};
-  Vec<T, kVector> next_x[kAhead], next_dy[kAhead];
+  const Steps<T, kVector> of_x = tile.in(p.x);
+  const Steps<T, kVector> of_dy = tile.in(part_of<T>(bwd, tile.d));
+  const Steps<T, kVector> of_dx = tile.in(bwd.dx);
+  R window[kWidth][kVector] = {};
+  R dpre[kWidth][kVector] = {};
+  R dweight[kWidth][kVector] = {};
+  R dbias[kVector] = {};
+  Vec<T, kVector> next_x[kAhead];
+  Vec<T, kVector> next_dy[kAhead];
   of_x.fetch(next_x, 0, tile.last);
   of_dy.fetch(next_dy, 0, tile.last);
   tile.fill(window);
   const auto round = [&](int first, auto edge) {
     constexpr bool kEdge = decltype(edge)::value;
-    R x[kAhead][kVector], dy[kAhead][kVector];
+    R x[kAhead][kVector];
+    R dy[kAhead][kVector];
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
       unpack(x[i], next_x[i]);
@@ -203,14 +217,17 @@ __global__ void __launch_bounds__(kThreads, kWidth == 4 ? 5 : 2)
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
       // steps of pre and of dx, counted from begin
-      const int t = first + i, before = t - (kWidth - 1);
+      const int t = first + i;
+      const int before = t - (kWidth - 1);
       push(window, x[i]);
-      R d[kVector], dx[kVector];
+      R d[kVector];
+      R dx[kVector];
 #pragma unroll
       for (int v = 0; v < kVector; ++v) {
         d[v] = !kEdge || t <= tile.last ? dy[i][v] : R(0);
         if (kSilu) {
-          const R pre = tile.convolve(window, v), gate = sigmoid_fast(pre);
+          const R pre = tile.convolve(window, v);
+          const R gate = sigmoid_fast(pre);
           d[v] *= gate * (1 + pre * (1 - gate));
         }
         const R own = !kEdge || t < tile.steps ? d[v] : R(0);
@@ -255,7 +272,8 @@ int64_t rows(const CausalConv1dForward& p) { return p.batch * ceil_div(p.time, k
 
 template <class R>
 struct BackwardWorkspace {
-  R *dweight, *dbias;
+  R* dweight;
+  R* dbias;
   BackwardWorkspace(const CausalConv1dForward& p, WorkspaceArena& arena)
       : dweight(arena.take<R>(rows(p) * p.channels * p.width)),
         dbias(arena.take<R>(rows(p) * p.channels)) {}

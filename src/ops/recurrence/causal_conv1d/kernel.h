@@ -8,8 +8,12 @@
 namespace assay::ops {
 
 struct CausalConv1dForward {
-  DType dtype;                           // of x and y. "real": f64 when dtype is f64, else f32
-  int64_t batch, time, channels, width;  // width K: 1 … 32 on CPU, 1 … 8 on CUDA
+  DType dtype;  // of x and y. "real": f64 when dtype is f64, else f32
+  // width K: 1 … 32 on CPU, 1 … 8 on CUDA
+  int64_t batch;
+  int64_t time;
+  int64_t channels;
+  int64_t width;
   bool silu;
   View x;                     // in  [B, T, Dm]
   const void* weight;         // in  [Dm, K] real
@@ -29,7 +33,8 @@ struct CausalConv1dBackward {
   const void* dfinal_state;  // in  [B, Dm, K−1] real or null
   View dx;                   // out [B, T, Dm]
   // out [Dm, K], [Dm] real, summed over batch and time; dbias may be null
-  void *dweight, *dbias;
+  void* dweight;
+  void* dbias;
   void* dinitial_state;  // out [B, Dm, K−1] real or null
 };
 

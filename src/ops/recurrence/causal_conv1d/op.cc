@@ -1,21 +1,25 @@
 // assay::causal_conv1d: checks, casts, and the autograd function around the kernels.
 #include <torch/torch.h>
 
-#include "ops/recurrence/causal_conv1d/causal_conv1d.h"
-#include "ops/recurrence/causal_conv1d/kernel.h"
 #include "ops/core/dispatch.h"
 #include "ops/core/register.h"
 #include "ops/core/split.h"
+#include "ops/recurrence/causal_conv1d/causal_conv1d.h"
+#include "ops/recurrence/causal_conv1d/kernel.h"
 
 namespace assay::ops {
 namespace {
 
 constexpr const char* kOp = "causal_conv1d";
-constexpr int64_t kMaxWidth = 32, kMaxCudaWidth = 8;
+constexpr int64_t kMaxWidth = 32;
+constexpr int64_t kMaxCudaWidth = 8;
 
 // As the kernels want them; what is absent is undefined.
 struct Inputs {
-  at::Tensor x, weight, bias, initial_state;
+  at::Tensor x;
+  at::Tensor weight;
+  at::Tensor bias;
+  at::Tensor initial_state;
   bool silu;
 };
 
@@ -96,8 +100,10 @@ struct CausalConv1d : torch::autograd::Function<CausalConv1d> {
         gradients_of_parts(gradients, ctx->saved_data["parts"].toIntVector(), in.x);
     const at::Tensor& dlast = gradients.back();
     const at::Tensor dfinal_state = dlast.defined() ? dlast.contiguous() : dlast;
-    const at::Tensor dx = gradient_memory(in.x), dweight = like(in.weight), dbias = like(in.bias),
-                     dstate = like(in.initial_state);
+    const at::Tensor dx = gradient_memory(in.x);
+    const at::Tensor dweight = like(in.weight);
+    const at::Tensor dbias = like(in.bias);
+    const at::Tensor dstate = like(in.initial_state);
     CausalConv1dBackward q{describe(in)};
     for (size_t i = 0; i < dy.size(); ++i) {
       q.dy[i] = view(dy[i]);
@@ -117,8 +123,9 @@ void check(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& 
            std::string_view activation, const OptionalTensor& initial_state) {
   check_dims(kOp, "x", x, 3, "[B, T, Dm]");
   check_dims(kOp, "weight", weight, 2, "[Dm, K]");
-  const int64_t channels = x.size(2), width = weight.size(1),
-                most = x.is_cuda() ? kMaxCudaWidth : kMaxWidth;
+  const int64_t channels = x.size(2);
+  const int64_t width = weight.size(1);
+  const int64_t most = x.is_cuda() ? kMaxCudaWidth : kMaxWidth;
   check_shape(kOp, "weight", weight, {channels, width}, "[Dm, K]");
   TORCH_CHECK_VALUE(width <= most, kOp, ": weight has shape ", weight.sizes(),
                     ", [Dm, K]; K may be at most ", most, " on ", x.device());
@@ -149,7 +156,8 @@ std::pair<std::vector<at::Tensor>, at::Tensor> causal_conv1d_parts(
     const auto [y, last] = causal_conv1d_reference(x, weight, bias, activation, initial_state);
     return {y.split_with_sizes(parts, -1), last};
   }
-  const auto dtype = sequence_dtype({x}), real = real_dtype(dtype);
+  const auto dtype = sequence_dtype({x});
+  const auto real = real_dtype(dtype);
   variable_list out = CausalConv1d::apply(
       sequence(x, dtype), parameter(weight, real), optional(parameter(bias, real)),
       optional(parameter(initial_state, real)), activation == "silu", parts);

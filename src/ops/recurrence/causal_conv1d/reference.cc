@@ -1,7 +1,7 @@
 #include <torch/torch.h>
 
-#include "ops/recurrence/causal_conv1d/causal_conv1d.h"
 #include "ops/core/tensors.h"
+#include "ops/recurrence/causal_conv1d/causal_conv1d.h"
 
 namespace assay::ops {
 
@@ -11,7 +11,8 @@ std::tuple<at::Tensor, at::Tensor> causal_conv1d_reference(const at::Tensor& x,
                                                            std::string_view activation,
                                                            const OptionalTensor& initial_state) {
   const auto real = real_dtype(sequence_dtype({x}));
-  const int64_t width = weight.size(1), time = x.size(1);
+  const int64_t width = weight.size(1);
+  const int64_t time = x.size(1);
   const at::Tensor past =
       initial_state ? initial_state->to(real).transpose(1, 2)
                     : at::zeros({x.size(0), width - 1, x.size(2)}, x.options().dtype(real));

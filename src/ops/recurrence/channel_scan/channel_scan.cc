@@ -4,10 +4,10 @@
 #include <torch/torch.h>
 
 #include "ops/core/asynchronous.h"
-#include "ops/recurrence/checkpointed_scan.h"
 #include "ops/core/paths.h"
-#include "ops/recurrence/recurrence_reference.h"
 #include "ops/core/split.h"
+#include "ops/recurrence/checkpointed_scan.h"
+#include "ops/recurrence/recurrence_reference.h"
 
 namespace assay::ops {
 namespace {
@@ -60,19 +60,20 @@ std::string token_kernel_path(const std::string& otherwise) {
 
 std::tuple<at::Tensor, at::Tensor> by_prefixes(const ChannelScan& s) {
   const auto real = real_dtype(dtype_of(s));
-  const int64_t groups = s.k.dim() == 4 ? s.k.size(2) : 1, width = s.x.size(2) / groups,
-                N = s.k.size(-1);
+  const int64_t groups = s.k.dim() == 4 ? s.k.size(2) : 1;
+  const int64_t width = s.x.size(2) / groups;
+  const int64_t N = s.k.size(-1);
   auto of_groups = [](const at::Tensor& x) { return x.dim() == 3 ? x.unsqueeze(2) : x; };
   // Inside, all are [B, t, groups, channels of a group, N].
   const Piece piece = [=](const std::vector<at::Tensor>& part, const at::Tensor& state) {
     const auto by_group = [&](const at::Tensor& x, int64_t dim) {
       return x.unflatten(dim, {groups, width});
     };
-    const at::Tensor step = by_group(part[1], 2),
-                     decay = at::exp(step.unsqueeze(-1) * part[4].to(real)),
-                     input = (step * by_group(part[0], 2)).unsqueeze(-1) *
-                             part[2].to(real).unsqueeze(3),
-                     states = prefixes(decay, input, by_group(state, 1));
+    const at::Tensor step = by_group(part[1], 2);
+    const at::Tensor decay = at::exp(step.unsqueeze(-1) * part[4].to(real));
+    const at::Tensor input =
+        (step * by_group(part[0], 2)).unsqueeze(-1) * part[2].to(real).unsqueeze(3);
+    const at::Tensor states = prefixes(decay, input, by_group(state, 1));
     return std::tuple(at::matmul(states, part[3].to(real).unsqueeze(-1)).squeeze(-1).flatten(2),
                       states.select(1, -1).flatten(1, 2));
   };
@@ -151,8 +152,8 @@ struct ByTokenKernel : torch::autograd::Function<ByTokenKernel> {
                     or_undefined(state)};
     ChannelScanForward p = describe(in, Update(update), delta_softplus);
     const auto real = x.options().dtype(at::kFloat);
-    const at::Tensor y = at::empty(x.sizes(), x.options()),
-                     last = at::empty({p.batch, p.channels, p.state_size}, real);
+    const at::Tensor y = at::empty(x.sizes(), x.options());
+    const at::Tensor last = at::empty({p.batch, p.channels, p.state_size}, real);
     at::Tensor chunk_states;
     if (keeps) chunk_states = at::empty({cuda::chunk_states(p)}, real);
     p.y = view(y);
@@ -172,10 +173,11 @@ struct ByTokenKernel : torch::autograd::Function<ByTokenKernel> {
 
   static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
     const variable_list saved = ctx->get_saved_variables();
-    Inputs in, out;
+    Inputs in;
+    Inputs out;
     std::copy_n(saved.begin(), size_t{kInputs}, in.begin());
     ChannelScanBackward work{describe(in, Update(ctx->saved_data["update"].toInt()),
-                                    ctx->saved_data["delta_softplus"].toBool())};
+                                      ctx->saved_data["delta_softplus"].toBool())};
     work.forward.chunk_states = written(saved[kInputs]);
     for (int i = 0; i < kInputs; ++i)
       if (in[i].defined())  // sums over channels, batch or time in float32
@@ -224,8 +226,8 @@ struct StepArguments {
 
 std::tuple<at::Tensor, at::Tensor> decode(const ChannelScan& s) {
   const c10::DeviceGuard guard(s.x.device());
-  const bool by_head = s.rate.defined() && s.rate.dim() == 1,
-             by_channel = s.rate.defined() && s.rate.dim() == 2;
+  const bool by_head = s.rate.defined() && s.rate.dim() == 1;
+  const bool by_channel = s.rate.defined() && s.rate.dim() == 2;
   const at::Tensor first = parameter(s.initial_state, at::kFloat);
   StepArguments as_read;
   TokenSteps p{

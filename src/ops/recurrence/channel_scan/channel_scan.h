@@ -19,8 +19,15 @@ namespace assay::ops {
 struct ChannelScan {
   Update update;
   bool delta_softplus = false;
-  at::Tensor x, delta, k, q, rate;
-  std::optional<at::Tensor> D, z, delta_bias, initial_state;
+  at::Tensor x;
+  at::Tensor delta;
+  at::Tensor k;
+  at::Tensor q;
+  at::Tensor rate;
+  std::optional<at::Tensor> D;
+  std::optional<at::Tensor> z;
+  std::optional<at::Tensor> delta_bias;
+  std::optional<at::Tensor> initial_state;
   int64_t head_dim = 1;
 };
 

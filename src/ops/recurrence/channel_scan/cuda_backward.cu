@@ -9,13 +9,19 @@ namespace {
 
 struct BackwardWorkspace {
   // as in the forward; [B, chunks, Dm, states] gradient of the state after a chunk
-  float *decays, *ends;
-  float* subs;             // [B, chunks · chunk / kSub, states, Dm] state before each kSub steps
-  float *dk, *dq, *drate;  // [tiles, B, T, G, N]; drate of channels: [B, chunks, Dm, N]
-  float *dD, *dbias;       // [B, chunks, Dm]
+  float* decays;
+  float* ends;
+  float* subs;  // [B, chunks · chunk / kSub, states, Dm] state before each kSub steps
+  // [tiles, B, T, G, N]; drate of channels: [B, chunks, Dm, N]
+  float* dk;
+  float* dq;
+  float* drate;
+  // [B, chunks, Dm]
+  float* dD;
+  float* dbias;
   BackwardWorkspace(const Plan& a, WorkspaceArena& arena) {
-    const int64_t rows = a.rows(),
-                  sums = a.tiles * a.p.batch * a.p.time * a.p.groups * a.p.state_size;
+    const int64_t rows = a.rows();
+    const int64_t sums = a.tiles * a.p.batch * a.p.time * a.p.groups * a.p.state_size;
     decays = arena.take<float>(a.decay_numbers());
     ends = arena.take<float>(a.rule == Rule::exact ? 0 : rows * a.states);
     subs = arena.take<float>(rows * a.chunk / kSub * a.states);
@@ -46,7 +52,8 @@ struct BackwardWorkspace {
   __device__ void prefetch(const LaneState<T, Shape>& lane, int t) const {
     constexpr int kLines = Shape::kWidth / 32;
     static_assert(kTile / kSub * Shape::kStates * kLines == kThreads);
-    const int line = threadIdx.x % kLines, row = threadIdx.x / kLines;
+    const int line = threadIdx.x % kLines;
+    const int row = threadIdx.x / kLines;
     const float* states =
         subs +
         ((lane.b * lane.a.chunks * lane.a.chunk + lane.begin + t) / kSub * Shape::kStates + row) *
@@ -76,7 +83,9 @@ __global__ void __launch_bounds__(kThreads, Shape::kRule == Rule::exact ? 5 : 3)
   feed.start(0);
   const Column<T> dzs = lane.kept_column(bwd.dz);
   const bool gated = a.p.z.data;
-  State S = load<State>(a.p.chunk_states + lane.states(a.chunks, lane.chunk)), P, H = {};
+  State S = load<State>(a.p.chunk_states + lane.states(a.chunks, lane.chunk));
+  State P;
+  State H = {};
   float decays = 0;
   if constexpr (Shape::kRule == Rule::channel) feed.channel_rate = lane.decay_rates();
 #pragma unroll
@@ -95,10 +104,11 @@ __global__ void __launch_bounds__(kThreads, Shape::kRule == Rule::exact ? 5 : 3)
 #pragma unroll
       for (int i = 0; i < kSub; ++i) {
         const bool exists = tile + sub + i < lane.steps;
-        const float step = feed.step_size(sub + i, exists),
-                    dy = exists ? feed.get(3, sub + i) : 0.f;
+        const float step = feed.step_size(sub + i, exists);
+        const float dy = exists ? feed.get(3, sub + i) : 0.f;
         const SiluGate gate(feed.get(2, sub + i));
-        const float dout = gated ? dy * gate.value : dy, *q = feed.q(sub + i);
+        const float dout = gated ? dy * gate.value : dy;
+        const float* q = feed.q(sub + i);
         decays += step;
         float y = lane.D * feed.get(0, sub + i);
         State product;
@@ -130,15 +140,20 @@ template <class T, class Shape>
 struct GradientsSmem {
   static constexpr int kOfChannel = Shape::kRule == Rule::channel ? Shape::kPerLane : 0;
   typename TileLoader<T, Shape, 4>::LoaderSmem feed;
-  Parts<Shape> dk, drate[Shape::kRule == Rule::token ? 1 : 0];
+  Parts<Shape> dk;
+  Parts<Shape> drate[Shape::kRule == Rule::token ? 1 : 0];
   // each thread its column
   float G[Shape::kRule == Rule::exact ? 0 : Shape::kPerLane][kThreads];
-  float rate[kOfChannel][kThreads], drate_sum[kOfChannel][kThreads];
+  float rate[kOfChannel][kThreads];
+  float drate_sum[kOfChannel][kThreads];
 };
 // What a thread knows of the kSub steps, and what it finds: G k, summed over the states, and the
 // gradient of the step size.
 struct Steps {
-  float size[kSub], dout[kSub], through_write[kSub] = {}, dsize[kSub] = {};
+  float size[kSub];
+  float dout[kSub];
+  float through_write[kSub] = {};
+  float dsize[kSub] = {};
 };
 
 // Two states at a time: first forwards from the stored state, the decays and what they act on into
@@ -147,24 +162,34 @@ template <class T, class Shape>
 __device__ void steps_back(GradientsSmem<T, Shape>& shared, const LaneState<T, Shape>& lane,
                            const TileLoader<T, Shape, 4>& feed, const BackwardWorkspace& s, int t,
                            int sub, Vec<float, 2>& next, Steps& steps) {
-  constexpr int kPerLane = Shape::kPerLane, kLanes = Shape::kLanes, kPairs = 8 / kLanes;
-  constexpr bool kOfChannel = Shape::kRule == Rule::channel, kOfToken = Shape::kRule == Rule::token,
-                 kDiagonal = Shape::kRule == Rule::diagonal;
+  constexpr int kPerLane = Shape::kPerLane;
+  constexpr int kLanes = Shape::kLanes;
+  constexpr int kPairs = 8 / kLanes;
+  constexpr bool kOfChannel = Shape::kRule == Rule::channel;
+  constexpr bool kOfToken = Shape::kRule == Rule::token;
+  constexpr bool kDiagonal = Shape::kRule == Rule::diagonal;
   const ChannelSums<T, Shape> channels;
-  const int own = threadIdx.x, warp = own / 32;
+  const int own = threadIdx.x;
+  const int warp = own / 32;
   const float* start = s.sub(lane, t);
   float write[kSub];
 #pragma unroll
   for (int i = 0; i < kSub; ++i) write[i] = steps.size[i] * feed.get(0, sub + i);
-    // (kSub steps × 2 states) × kPairs pairs of states × kLanes, spread over the warp
+  // (kSub steps × 2 states) × kPairs pairs of states × kLanes, spread over the warp
 #pragma unroll 1
   for (int result = 0; result < kLanes; ++result) {
-    float dk[4] = {}, drate[4] = {};
+    float dk[4] = {};
+    float drate[4] = {};
 #pragma unroll 1
     for (int pair = 0; pair < kPairs; ++pair) {
       const int first = 2 * (result * kPairs + pair);
-      float decays[kSub][2], held[kSub][2], product[2 * kSub], rate_product[2 * kSub];
-      float G[2], channel_rate[2] = {}, sum[2] = {};
+      float decays[kSub][2];
+      float held[kSub][2];
+      float product[2 * kSub];
+      float rate_product[2 * kSub];
+      float G[2];
+      float channel_rate[2] = {};
+      float sum[2] = {};
       const auto rate = [&](int i, int k) {
         return kOfChannel ? channel_rate[k] : feed.rate(sub + i, first + k);
       };
@@ -192,7 +217,8 @@ __device__ void steps_back(GradientsSmem<T, Shape>& shared, const LaneState<T, S
         for (int k = 0; k < 2; ++k) {
           const float key = feed.k(sub + i)[first + k];
           G[k] += steps.dout[i] * feed.q(sub + i)[first + k];
-          const float through = G[k] * held[i][k], drate = through * steps.size[i];
+          const float through = G[k] * held[i][k];
+          const float drate = through * steps.size[i];
           steps.through_write[i] += G[k] * key;
           steps.dsize[i] += through * rate(i, k);
           product[2 * i + k] = G[k] * write[i] - (kDiagonal ? 2 * key * drate : 0.f);
@@ -211,8 +237,10 @@ __device__ void steps_back(GradientsSmem<T, Shape>& shared, const LaneState<T, S
     }
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      const int row = channels.row(k), column = channels.column(k), t = sub + row / 2,
-                n = column % kLanes * kPerLane + 2 * (result * kPairs + column / kLanes) + row % 2;
+      const int row = channels.row(k);
+      const int column = channels.column(k);
+      const int t = sub + row / 2;
+      const int n = column % kLanes * kPerLane + 2 * (result * kPairs + column / kLanes) + row % 2;
       shared.dk[warp][t][n] = dk[k];
       if constexpr (kOfToken) shared.drate[0][warp][t][n] = drate[k];
     }
@@ -253,10 +281,13 @@ __device__ void steps_back(GradientsSmem<T, Shape>& shared, const LaneState<T, S
   StepSums<T, Shape> sums;
 #pragma unroll
   for (int i = kSub - 1; i >= 0; --i) {
-    const float *q = feed.q(sub + i), *k = feed.k(sub + i), size = steps.size[i];
+    const float* q = feed.q(sub + i);
+    const float* k = feed.k(sub + i);
+    const float size = steps.size[i];
 #pragma unroll
     for (int n = 0; n < Shape::kPerLane; ++n) G[n] += steps.dout[i] * q[n];
-    const float through = lane.over_parts(dot(G, k)), held = size * through;
+    const float through = lane.over_parts(dot(G, k));
+    const float held = size * through;
     steps.through_write[i] = through;
     steps.dsize[i] = through * rest[i];
     typename Shape::State dk;
@@ -276,17 +307,21 @@ __global__ void __launch_bounds__(kThreads, Shape::kRule == Rule::exact ? 2 : 3)
   extern __shared__ __align__(16) char memory[];
   auto& shared = *reinterpret_cast<GradientsSmem<T, Shape>*>(memory);
   using State = typename Shape::State;
-  constexpr bool kSequential = Shape::kRule == Rule::exact,
-                 kOfChannel = Shape::kRule == Rule::channel;
+  constexpr bool kSequential = Shape::kRule == Rule::exact;
+  constexpr bool kOfChannel = Shape::kRule == Rule::channel;
   const LaneState<T, Shape> lane(a, kSequential);
   const View views[] = {a.p.x, a.p.delta, a.p.z, bwd.dy};
   TileLoader<T, Shape, 4> feed(shared.feed, lane, views);
-  const int last = (lane.steps - 1) / kTile * kTile, own = threadIdx.x;
+  const int last = (lane.steps - 1) / kTile * kTile;
+  const int own = threadIdx.x;
   feed.start(last);
-  const Column<T> dxs = lane.kept_column(bwd.dx), ddeltas = lane.kept_column(bwd.ddelta);
+  const Column<T> dxs = lane.kept_column(bwd.dx);
+  const Column<T> ddeltas = lane.kept_column(bwd.ddelta);
   const bool gated = a.p.z.data;
-  float dD = 0, dbias = 0;
-  State G, rate;
+  float dD = 0;
+  float dbias = 0;
+  State G;
+  State rate;
   constexpr int kNext = kSequential ? Shape::kPerLane : 2;
   Vec<float, kNext> next;
   s.load_sub(next, lane, (lane.steps - 1) / kSub * kSub);
@@ -369,8 +404,8 @@ void channel_scan(const ChannelScanBackward& bwd, void* workspace, Stream stream
     launch_kernel(gradients_kernel<T, Shape>, a.blocks(exact), kThreads,
                   sizeof(GradientsSmem<T, Shape>), stream, a, bwd, s);
   });
-  const int64_t tokens = p.batch * p.time * p.groups * p.state_size,
-                rows = p.batch * (exact ? 1 : a.chunks);
+  const int64_t tokens = p.batch * p.time * p.groups * p.state_size;
+  const int64_t rows = p.batch * (exact ? 1 : a.chunks);
   sum_rows(s.dk, bwd.dk, a.tiles, tokens, stream);
   sum_rows(s.dq, bwd.dq, a.tiles, tokens, stream);
   if (a.rule == Rule::channel)

@@ -10,7 +10,8 @@ namespace assay::ops::cuda::token {
 namespace {
 
 // of a block; rates of channels that are fetched at once
-constexpr int kWarps = 4, kRates = 4;
+constexpr int kWarps = 4;
+constexpr int kRates = 4;
 enum class DecayKind { channels, heads, diagonal, exact };  // whose decay is exp(p rate)
 
 // The row of step t of sequence b.
@@ -50,14 +51,18 @@ constexpr int kBlocks = !kFullTile    ? 2
 template <DecayKind kDecayKind, int kLanes, bool kFullTile>
 __global__ void __launch_bounds__(kWarps * 32, kBlocks<kLanes, kFullTile>)
     decode_kernel(TokenSteps p) {
-  constexpr int kLoads = kLanes < 16 ? kLanes : 16, kChannelsPerLoad = 32 / kLanes,
-                kChannels = kLoads * kChannelsPerLoad;
+  constexpr int kLoads = kLanes < 16 ? kLanes : 16;
+  constexpr int kChannelsPerLoad = 32 / kLanes;
+  constexpr int kChannels = kLoads * kChannelsPerLoad;
   constexpr int kOwners = kLanes / kLoads;
-  const int lane = threadIdx.x % 32, side = lane / kLanes, n0 = lane % kLanes * 4,
-            N = int(p.state_size);
+  const int lane = threadIdx.x % 32;
+  const int side = lane / kLanes;
+  const int n0 = lane % kLanes * 4;
+  const int N = int(p.state_size);
   const int64_t b = int64_t{blockIdx.y} * kWarps + threadIdx.x / 32;
   const unsigned first = blockIdx.x * kChannels;
-  const int here = int(min(int64_t{kChannels}, p.channels - first)), count = N - n0;
+  const int here = int(min(int64_t{kChannels}, p.channels - first));
+  const int count = N - n0;
   const int64_t states = (b * p.channels + first) * N;
   const float* before = p.initial_state ? p.initial_state + states : nullptr;
   griddep_launch_dependents();
@@ -76,15 +81,17 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocks<kLanes, kFullTile>)
 
   // The channel that this thread owns; with others, where there are more threads than channels.
   const int own = lane % kLanes / kOwners * kChannelsPerLoad + side;
-  const unsigned d = first + min(own, here - 1),
-                 head = kDecayKind == DecayKind::heads ? d / unsigned(p.head_dim) : d;
+  const unsigned d = first + min(own, here - 1);
+  const unsigned head = kDecayKind == DecayKind::heads ? d / unsigned(p.head_dim) : d;
   const unsigned group = p.groups > 1 ? first / unsigned(p.channels / p.groups) : 0;
-  const float D = or_0(p.D, p.x, 0, 0, head), bias = or_0(p.delta_bias, p.x, 0, 0, head);
+  const float D = or_0(p.D, p.x, 0, 0, head);
+  const float bias = or_0(p.delta_bias, p.x, 0, 0, head);
   const float head_rate =
       kDecayKind == DecayKind::heads ? kLog2e * load_element(p.rate, 0, 0, head) : 0.f;
   for (int64_t t = 0; t < p.time; ++t) {
-    const float x = load_element(p.x, b, t, d), z = or_0(p.z, p.x, b, t, d),
-                raw = load_element(p.delta, b, t, head) + bias;
+    const float x = load_element(p.x, b, t, d);
+    const float z = or_0(p.z, p.x, b, t, d);
+    const float raw = load_element(p.delta, b, t, head) + bias;
     const Vec4 k = four<kFullTile>(row(p.k, b, t), p.k.dtype, group * N + n0, count);
     const Vec4 q = four<kFullTile>(row(p.q, b, t), p.q.dtype, group * N + n0, count);
     Vec4 rates[kRates];
@@ -99,7 +106,10 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocks<kLanes, kFullTile>)
     if constexpr (kDecayKind == DecayKind::channels) fetch_rates(0);
 
     // shared: the decay of all, or what it is found from
-    float step, input = x, shared = 0, sums[kLoads] = {};
+    float step;
+    float input = x;
+    float shared = 0;
+    float sums[kLoads] = {};
     if constexpr (kDecayKind == DecayKind::channels || kDecayKind == DecayKind::heads) {
       step = p.delta_softplus ? softplus<float>(raw) : raw;
       shared = kDecayKind == DecayKind::heads ? ex2_approx(step * head_rate) : kLog2e * step;

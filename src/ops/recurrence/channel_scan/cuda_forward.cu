@@ -11,7 +11,9 @@ namespace {
 constexpr int kUnrolled = 8;  // steps
 
 struct ForwardWorkspace {
-  float *starts, *decays;  // state before each chunk, where the caller keeps none; its decay
+  // state before each chunk, where the caller keeps none; its decay
+  float* starts;
+  float* decays;
   ForwardWorkspace(const Plan& a, WorkspaceArena& arena)
       : starts(arena.take<float>(a.p.chunk_states ? 0 : a.rows() * a.states)),
         decays(arena.take<float>(a.decay_numbers())) {}
@@ -27,7 +29,8 @@ __global__ void __launch_bounds__(kThreads) ends_kernel(Plan a, float* starts, f
   const View views[] = {a.p.x, a.p.delta};
   Loader feed(*reinterpret_cast<typename Loader::LoaderSmem*>(memory), lane, views);
   feed.start(0);
-  typename Shape::State S = {}, P;
+  typename Shape::State S = {};
+  typename Shape::State P;
   float sum = 0;
   if constexpr (Shape::kRule == Rule::channel) feed.channel_rate = lane.decay_rates();
 #pragma unroll
@@ -89,25 +92,31 @@ __global__ void __launch_bounds__(256, 4)
     carry_kernel(Plan a, float* states, const float* decays, const float* first, float* last,
                  bool backwards) {
   constexpr int kAhead = 8;
-  const int64_t line = a.p.channels * a.states, i = blockIdx.x * int64_t{256} + threadIdx.x;
+  const int64_t line = a.p.channels * a.states;
+  const int64_t i = blockIdx.x * int64_t{256} + threadIdx.x;
   if (i >= a.p.batch * line) return;
-  const int64_t b = i / line, d = i % line / a.states, n = i % a.states;
-  const bool inside = n < a.p.state_size, by_channel = a.rule == Rule::channel;
+  const int64_t b = i / line;
+  const int64_t d = i % line / a.states;
+  const int64_t n = i % a.states;
+  const bool inside = n < a.p.state_size;
+  const bool by_channel = a.rule == Rule::channel;
   const int64_t outer = (b * a.p.channels + d) * a.p.state_size + n;
   const float A = by_channel && inside
                       ? static_cast<const float*>(a.p.rate.data)[d * a.p.state_size + n] * kLog2e
                       : 0.f;
   // of the channel in the first chunk that is met, and the way to the next one
-  const int64_t row = (b * a.chunks + (backwards ? a.chunks - 1 : 0)) * a.p.channels + d,
-                row_stride = backwards ? -a.p.channels : a.p.channels,
-                state_stride = row_stride * a.states,
-                decay_stride = by_channel ? row_stride : state_stride;
+  const int64_t row = (b * a.chunks + (backwards ? a.chunks - 1 : 0)) * a.p.channels + d;
+  const int64_t row_stride = backwards ? -a.p.channels : a.p.channels;
+  const int64_t state_stride = row_stride * a.states;
+  const int64_t decay_stride = by_channel ? row_stride : state_stride;
   float* to = states + row * a.states + n;
-  const float *from = to, *decay = decays + (by_channel ? row : row * a.states + n);
+  const float* from = to;
+  const float* decay = decays + (by_channel ? row : row * a.states + n);
   float carried = first && inside ? first[outer] : 0.f;
   for (int chunks = int(a.chunks); chunks > 0; chunks -= kAhead) {
     // A chunk after the last adds 0 to what is carried, and keeps all of it.
-    float own[kAhead] = {}, kept[kAhead];
+    float own[kAhead] = {};
+    float kept[kAhead];
 #pragma unroll
     for (int k = 0; k < kAhead; ++k) {
       kept[k] = by_channel ? 0 : 1;

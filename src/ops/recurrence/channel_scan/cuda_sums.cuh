@@ -10,7 +10,8 @@ namespace assay::ops::cuda::token {
 // as the sum of two.
 template <class T, class Shape>
 struct ChannelSums {
-  int quad = threadIdx.x % 32 / 4, within = threadIdx.x % 4;
+  int quad = threadIdx.x % 32 / 4;
+  int within = threadIdx.x % 4;
 
   // Column `column` + part of the 16 × 8 `result` += Σ value over the channels of the warp, for
   // each part of a channel. Every lane of the warp calls it.
@@ -59,7 +60,8 @@ template <class T, class Shape>
 struct StepSums {
   static constexpr int kTogether = 16 / Shape::kPerLane;  // steps of one product
   const ChannelSums<T, Shape> channels;
-  float sums[Shape::kStates / 16][4] = {}, value[16];
+  float sums[Shape::kStates / 16][4] = {};
+  float value[16];
 
   __device__ void add(int step, const typename Shape::State& x, bool last_together) {
 #pragma unroll
@@ -70,9 +72,10 @@ struct StepSums {
   __device__ void write(Parts<Shape>& parts, int sub) const {
 #pragma unroll
     for (int i = 0; i < Shape::kStates / 4; ++i) {
-      const int row = channels.row(i % 4), column = i / 4 * 8 + channels.column(i % 4),
-                step = column / Shape::kLanes * kTogether + row / Shape::kPerLane,
-                state = column % Shape::kLanes * Shape::kPerLane + row % Shape::kPerLane;
+      const int row = channels.row(i % 4);
+      const int column = i / 4 * 8 + channels.column(i % 4);
+      const int step = column / Shape::kLanes * kTogether + row / Shape::kPerLane;
+      const int state = column % Shape::kLanes * Shape::kPerLane + row % Shape::kPerLane;
       parts[threadIdx.x / 32][sub + step][state] = sums[i / 4][i % 4];
     }
   }
@@ -83,12 +86,14 @@ template <class T, class Shape>
 __device__ void store_parts(float* out, const Parts<Shape>& parts, const LaneState<T, Shape>& lane,
                             int tile) {
   const ChannelScanForward& p = lane.a.p;
-  const unsigned N = unsigned(p.state_size), stride = unsigned(p.groups) * N;
+  const unsigned N = unsigned(p.state_size);
+  const unsigned stride = unsigned(p.groups) * N;
   const int64_t row = (lane.tile * p.batch + lane.b) * p.time + lane.begin + tile;
   float* to = out + (row * p.groups + lane.group) * N;
 #pragma unroll
   for (unsigned i = threadIdx.x; i < kTile * Shape::kStates; i += kThreads) {
-    const unsigned t = i / Shape::kStates, n = i % Shape::kStates;
+    const unsigned t = i / Shape::kStates;
+    const unsigned n = i % Shape::kStates;
     float sum = 0;
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) sum += parts[w][t][n];

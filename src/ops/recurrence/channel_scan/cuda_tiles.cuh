@@ -12,7 +12,8 @@
 
 namespace assay::ops::cuda::token {
 
-constexpr int kThreads = 128, kWarps = kThreads / 32;
+constexpr int kThreads = 128;
+constexpr int kWarps = kThreads / 32;
 constexpr int kTile = 16;  // steps that a block holds in shared memory, with as many on their way
 constexpr int kSub = 8;    // steps between two states that the backward stores
 constexpr int64_t kMaxChunk = 512;
@@ -33,8 +34,9 @@ constexpr int states_per_lane(Rule rule) { return rule == Rule::exact ? 8 : 16; 
 template <Rule kRule_, int kStates_>
 struct Shape {
   static constexpr Rule kRule = kRule_;
-  static constexpr int kStates = kStates_, kPerLane = states_per_lane(kRule),
-                       kLanes = kStates / kPerLane;
+  static constexpr int kStates = kStates_;
+  static constexpr int kPerLane = states_per_lane(kRule);
+  static constexpr int kLanes = kStates / kPerLane;
   static constexpr int kWidth = kThreads / kLanes;  // channels of a block
   static constexpr bool kHasRate = kRule == Rule::token || kRule == Rule::diagonal;
   static constexpr bool kHasSquare = kRule == Rule::diagonal || kRule == Rule::exact;
@@ -45,9 +47,13 @@ struct Shape {
 struct Plan {
   ChannelScanForward p;
   Rule rule;
-  int states;                                 // with those after N
-  int64_t group_width, tiles, chunk, chunks;  // channels, blocks of a group; steps of a chunk
-  bool aligned = false;                       // every row of a tile can be read 16 bytes at a time
+  int states;  // with those after N
+  // channels, blocks of a group; steps of a chunk
+  int64_t group_width;
+  int64_t tiles;
+  int64_t chunk;
+  int64_t chunks;
+  bool aligned = false;  // every row of a tile can be read 16 bytes at a time
 
   explicit Plan(const ChannelScanForward& p)
       : p(p),
@@ -104,12 +110,26 @@ struct LaneState : Shape {
   using typename Shape::State;
   static constexpr int kWarpChannels = 32 / Shape::kLanes;
   const Plan& a;
-  int64_t b, group, tile, chunk, block, d, begin;  // `block`: its first channel
+  // `block`: its first channel
+  int64_t b;
+  int64_t group;
+  int64_t tile;
+  int64_t chunk;
+  int64_t block;
+  int64_t d;
+  int64_t begin;
   // of the chunk; of the channel's threads; of the block; channels that the block has
-  int steps, part, channel, width;
-  int owned;         // steps that this thread writes for its channel: all of them or none
-  bool live, first;  // `first`: speaks for the channel
-  float bias, D;     // D: 0 except in the first thread of the channel
+  int steps;
+  int part;
+  int channel;
+  int width;
+  int owned;  // steps that this thread writes for its channel: all of them or none
+  // `first`: speaks for the channel
+  bool live;
+  bool first;
+  // D: 0 except in the first thread of the channel
+  float bias;
+  float D;
 
   __device__ LaneState(const Plan& a, bool whole) : a(a) {
     unsigned i = blockIdx.x;  // Divisions of 64 bits take five times as long.
@@ -212,15 +232,21 @@ __device__ float decay(float step, float rate) {
 template <class T, class Shape, int kCount>
 struct TileLoader : Shape {
   using typename Shape::State;
-  static constexpr int kStates = Shape::kStates, kWidth = Shape::kWidth, kPiece = 16 / sizeof(T),
-                       kPieces = kWidth / kPiece, kRows = kThreads / kPieces;
+  static constexpr int kStates = Shape::kStates;
+  static constexpr int kWidth = Shape::kWidth;
+  static constexpr int kPiece = 16 / sizeof(T);
+  static constexpr int kPieces = kWidth / kPiece;
+  static constexpr int kRows = kThreads / kPieces;
   // A warp loads whole tokens: a thread has columns kColumns apart.
-  static constexpr int kColumns = std::min(32, kStates), kTokenParts = kStates / kColumns,
-                       kTokenRows = kThreads / kColumns, kValues = kTile * kStates / kThreads;
+  static constexpr int kColumns = std::min(32, kStates);
+  static constexpr int kTokenParts = kStates / kColumns;
+  static constexpr int kTokenRows = kThreads / kColumns;
+  static constexpr int kValues = kTile * kStates / kThreads;
   static constexpr bool kReadsQ = kCount > 2;  // the states of a chunk alone do not need it
   struct LoaderSmem {
     alignas(16) T tile[2][kCount][kTile][kWidth];
-    alignas(16) float k[kTile][kStates], q[kTile][kStates];
+    alignas(16) float k[kTile][kStates];
+    alignas(16) float q[kTile][kStates];
     alignas(16) float rate[Shape::kHasRate ? kTile : 1][kStates];
     float square[kTile];     // kᵀk
     char* base[kCount + 2];  // of each tensor, k and q: 64-bit products are many instructions
@@ -229,7 +255,8 @@ struct TileLoader : Shape {
   const LaneState<T, Shape>& lane;
   const View (&views)[kCount];
   State channel_rate = {};  // Rule::channel
-  T next_k[kValues], next_q[kValues];
+  T next_k[kValues];
+  T next_q[kValues];
   float next_rate[kValues];
   int here = 1;  // the half of shared.tile that is worked on
 
@@ -253,12 +280,13 @@ struct TileLoader : Shape {
     for (int i = 0; i < kCount; ++i)
       if (views[i].data) copy(shared.tile[1 - here][i], base(i, views[i]), t);
     cp_async_commit_group();
-    const Column<T> k = base(kCount, lane.a.p.k), q = base(kCount + 1, lane.a.p.q);
+    const Column<T> k = base(kCount, lane.a.p.k);
+    const Column<T> q = base(kCount + 1, lane.a.p.q);
     const Column<float> rate = lane.template column<float>(lane.a.p.rate, 0);
 #pragma unroll
     for (int i = 0; i < kValues; ++i) {
-      const int step = min(t + token_row(i), lane.steps - 1),
-                n = min(token_column(i), int(lane.a.p.state_size) - 1);
+      const int step = min(t + token_row(i), lane.steps - 1);
+      const int n = min(token_column(i), int(lane.a.p.state_size) - 1);
       next_k[i] = (&k[step])[n];
       if constexpr (kReadsQ) next_q[i] = (&q[step])[n];
       if constexpr (Shape::kRule == Rule::token) next_rate[i] = (&rate[step])[n];
@@ -270,7 +298,8 @@ struct TileLoader : Shape {
     float square = 0;
 #pragma unroll
     for (int i = 0; i < kValues; ++i) {
-      const int row = token_row(i), n = token_column(i);
+      const int row = token_row(i);
+      const int n = token_column(i);
       const bool there = n < lane.a.p.state_size;
       const float key = there ? to_compute(next_k[i]) : 0.f;
       shared.k[row][n] = key;
@@ -316,8 +345,8 @@ struct TileLoader : Shape {
   __device__ float step_slope(int i, float step) const {
     const float slope = Shape::kHasSquare ? 0 : softplus_slope<T>(step);
     if constexpr (!Shape::kHasSquare) return lane.a.p.delta_softplus ? slope : 1.f;
-    const float beta = sigmoid_approx(get(1, i) + lane.bias),
-                held = __fdividef(1.f, 1 + beta * shared.square[i]);
+    const float beta = sigmoid_approx(get(1, i) + lane.bias);
+    const float held = __fdividef(1.f, 1 + beta * shared.square[i]);
     return held * held * beta * (1 - beta);
   }
   // Step i, where `each`(n, decay) sees the decay of state n before the next one. Returns what was
@@ -351,7 +380,8 @@ struct TileLoader : Shape {
   // Rows after the last step repeat it; channels after the last are 0.
   __device__ void copy(T (&to)[kTile][kWidth], Column<T> in, int t) const {
     if (lane.a.aligned) {
-      const int i = threadIdx.x % kPieces * kPiece, first = threadIdx.x / kPieces;
+      const int i = threadIdx.x % kPieces * kPiece;
+      const int first = threadIdx.x / kPieces;
       const bool there = i < lane.width;
       in.data += (there ? i : 0) * sizeof(T);
 #pragma unroll
@@ -359,7 +389,8 @@ struct TileLoader : Shape {
         if (kRows <= kTile || first < kTile)
           cp_async_16(&to[row + first][i], &in[min(t + row + first, lane.steps - 1)], there);
     } else {
-      const int i = threadIdx.x % kWidth, first = threadIdx.x / kWidth;
+      const int i = threadIdx.x % kWidth;
+      const int first = threadIdx.x / kWidth;
       const bool there = i < lane.width;
       in.data += (there ? i : 0) * sizeof(T);
       T value[kTile / Shape::kLanes];

@@ -28,22 +28,33 @@ struct TypedView : View {
 // A few steps, as decoding takes them, each sequence and parameter in a dtype of its own; no
 // gradient. Here a head of channels may share delta and one decay (SSD), and groups of channels
 // k and q.
-constexpr int64_t kMaxTokenDecodeSteps = 8, kMaxDecodeStates = 128;
+constexpr int64_t kMaxTokenDecodeSteps = 8;
+constexpr int64_t kMaxDecodeStates = 128;
 struct TokenSteps {
   Update update;
-  int64_t batch, time, channels, state_size;  // time ≥ 1; 1 ≤ state_size ≤ kMaxDecodeStates
+  // time ≥ 1; 1 ≤ state_size ≤ kMaxDecodeStates
+  int64_t batch;
+  int64_t time;
+  int64_t channels;
+  int64_t state_size;
   // channels of a head; several groups: of multiples of 32 channels
-  int64_t head_dim = 1, groups = 1;
+  int64_t head_dim = 1;
+  int64_t groups = 1;
   bool delta_softplus;  // Update::decay
-  TypedView x, z;       // in  [B, T, Dm]; z may be absent
-  TypedView delta;      // in  [B, T, Dm / head_dim]
-  TypedView k, q;       // in  [B, T, groups, N]
+  // in  [B, T, Dm]; z may be absent
+  TypedView x;
+  TypedView z;
+  TypedView delta;  // in  [B, T, Dm / head_dim]
+  // in  [B, T, groups, N]
+  TypedView k;
+  TypedView q;
   // in  [B, T, N], [Dm, N] or [Dm / head_dim]; absent unless Update::decay
   TypedView rate;
   int64_t rate_channel_stride = 0;  //     N of [Dm, N]
   bool rate_of_heads = false;       //     [Dm / head_dim]: one for all N
   // in  [Dm / head_dim] or absent; strides of 0, as those of `rate`
-  TypedView D, delta_bias;
+  TypedView D;
+  TypedView delta_bias;
   const float* initial_state;  // in  [B, Dm, N] or null
   TypedView y;                 // out [B, T, Dm]
   float* final_state;          // out [B, Dm, N]
@@ -52,10 +63,18 @@ struct TokenSteps {
 struct ChannelScanForward {
   DType dtype;  // f32 or bf16: of x, delta, k, q, z, y
   Update update;
-  int64_t batch, time, channels, state_size;  // time ≥ 1; 1 ≤ state_size ≤ kMaxTokenStates
-  bool delta_softplus;                        // Update::decay
-  View x, delta;                              // in  [B, T, Dm]
-  View k, q;                                  // in  [B, T, groups, N]
+  // time ≥ 1; 1 ≤ state_size ≤ kMaxTokenStates
+  int64_t batch;
+  int64_t time;
+  int64_t channels;
+  int64_t state_size;
+  bool delta_softplus;  // Update::decay
+  // in  [B, T, Dm]
+  View x;
+  View delta;
+  // in  [B, T, groups, N]
+  View k;
+  View q;
   // in  [B, T, N] or contiguous [Dm, N] float, ≤ 0; absent unless Update::decay
   View rate;
   bool rate_of_channels = false;  // [Dm, N]
@@ -76,18 +95,25 @@ struct ChannelScanBackward {
   ChannelScanForward forward;
   View dy;                    // in  [B, T, Dm]
   const float* dfinal_state;  // in  [B, Dm, N] or null
-  View dx, ddelta, dz;        // out [B, T, Dm]; dz absent without z
+  // out [B, T, Dm]; dz absent without z
+  View dx;
+  View ddelta;
+  View dz;
   // out as k, q and rate, contiguous; drate null unless Update::decay
-  float *dk, *dq, *drate;
-  float *dD, *ddelta_bias;  // out [Dm], summed over batch and time; may be null
-  float* dinitial_state;    // out [B, Dm, N] or null
+  float* dk;
+  float* dq;
+  float* drate;
+  // out [Dm], summed over batch and time; may be null
+  float* dD;
+  float* ddelta_bias;
+  float* dinitial_state;  // out [B, Dm, N] or null
 };
 
 // CUDA, sm_90a: enqueues on `stream` and returns, allocates nothing, gives the same bits every
 // time (no atomics). `workspace` and chunk_states are 256-byte aligned. Throws Error with CUDA's
 // reason when a launch fails, Unsupported, before any launch, for float64 or a larger state.
 namespace cuda {
-int64_t chunk_size(const ChannelScanForward&);    // steps between two stored states, a multiple of 16
+int64_t chunk_size(const ChannelScanForward&);  // steps between two stored states, a multiple of 16
 int64_t chunk_states(const ChannelScanForward&);  // numbers that `chunk_states` holds
 size_t workspace_bytes(const ChannelScanForward&);
 size_t workspace_bytes(const ChannelScanBackward&);

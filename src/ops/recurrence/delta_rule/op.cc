@@ -1,10 +1,10 @@
 // assay::delta_rule, gated_delta_rule, rwkv7: checks and registration.
 #include <torch/torch.h>
 
-#include "ops/recurrence/delta_rule/delta_rule.h"
-#include "ops/recurrence/matrix_recurrence/matrix_recurrence.h"
 #include "ops/core/paths.h"
 #include "ops/core/register.h"
+#include "ops/recurrence/delta_rule/delta_rule.h"
+#include "ops/recurrence/matrix_recurrence/matrix_recurrence.h"
 
 namespace assay::ops {
 namespace {
@@ -16,7 +16,8 @@ std::tuple<at::Tensor, at::Tensor> gated(const HeadShape& shape, const at::Tenso
                                          const OptionalTensor& initial_state) {
   const auto real = real_dtype(sequence_dtype({q, k, v, g, beta}));
   const Prepare prepare = [=](const std::vector<at::Tensor>& s) {
-    MatrixRecurrence steps{.scale = scale, .q = s[0], .k = s[1], .v = s[2], .beta = s[4].unsqueeze(-1)};
+    MatrixRecurrence steps{
+        .scale = scale, .q = s[0], .k = s[1], .v = s[2], .beta = s[4].unsqueeze(-1)};
     if (s[3].defined()) steps.log_decay = s[3].unsqueeze(-1);
     return steps;
   };
@@ -62,13 +63,13 @@ std::tuple<at::Tensor, at::Tensor> rwkv7(const at::Tensor& r, const at::Tensor& 
   const auto real = real_dtype(sequence_dtype({r, w, k, v, a, b}));
   const Prepare prepare = [=](const std::vector<at::Tensor>& s) {
     return MatrixRecurrence{.transition = Transition::rank_one,
-                       .scale = scale,
-                       .q = s[0],
-                       .k = s[2],
-                       .v = s[3],
-                       .log_decay = s[1],
-                       .a = s[4],
-                       .b = s[5]};
+                            .scale = scale,
+                            .q = s[0],
+                            .k = s[2],
+                            .v = s[3],
+                            .log_decay = s[1],
+                            .a = s[4],
+                            .b = s[5]};
   };
   const at::Tensor state = first_state(
       initial_state, {shape.batch, shape.heads, shape.key_dim, shape.value_dim}, real, r);

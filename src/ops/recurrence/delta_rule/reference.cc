@@ -10,10 +10,10 @@ std::tuple<at::Tensor, at::Tensor> gated_delta_rule_reference(
     const at::Tensor& beta, double scale, const OptionalTensor& initial_state) {
   const auto real = real_dtype(sequence_dtype({q, k, v, g, beta}));
   const int64_t heads = beta.size(2);
-  const auto Q = with_heads(q.to(real), heads).unbind(1),
-             K = with_heads(k.to(real), heads).unbind(1);
-  const auto V = with_heads(v.to(real), heads).unbind(1),
-             rate = beta.to(real).unsqueeze(-1).unbind(1);
+  const auto Q = with_heads(q.to(real), heads).unbind(1);
+  const auto K = with_heads(k.to(real), heads).unbind(1);
+  const auto V = with_heads(v.to(real), heads).unbind(1);
+  const auto rate = beta.to(real).unsqueeze(-1).unbind(1);
   const auto decay = at::exp(g.to(real)).unsqueeze(-1).unsqueeze(-1).unbind(1);
   auto [out, state] = step_by_step(
       q.size(1), first_state(initial_state, {q.size(0), heads, q.size(3), v.size(3)}, real, q),
@@ -33,7 +33,11 @@ std::tuple<at::Tensor, at::Tensor> rwkv7_reference(const at::Tensor& r, const at
                                                    const OptionalTensor& initial_state) {
   const auto real = real_dtype(sequence_dtype({r, w, k, v, a, b}));
   auto steps = [&](const at::Tensor& x) { return x.to(real).unbind(1); };
-  const auto R = steps(r), K = steps(k), V = steps(v), from = steps(a), to = steps(b);
+  const auto R = steps(r);
+  const auto K = steps(k);
+  const auto V = steps(v);
+  const auto from = steps(a);
+  const auto to = steps(b);
   const auto decay = steps(at::exp(w.to(real)).unsqueeze(-1));
   auto [out, state] = step_by_step(
       r.size(1), first_state(initial_state, {r.size(0), r.size(2), r.size(3), v.size(3)}, real, r),

@@ -1,10 +1,10 @@
 // assay::linear_attention, simple_gla, gla, rwkv5, rwkv6: checks and registration.
 #include <torch/torch.h>
 
-#include "ops/recurrence/linear_attention/linear_attention.h"
-#include "ops/recurrence/matrix_recurrence/matrix_recurrence.h"
 #include "ops/core/paths.h"
 #include "ops/core/register.h"
+#include "ops/recurrence/linear_attention/linear_attention.h"
+#include "ops/recurrence/matrix_recurrence/matrix_recurrence.h"
 
 namespace assay::ops {
 namespace {

@@ -10,10 +10,10 @@ OutputAndState gla_reference(const at::Tensor& q, const at::Tensor& k, const at:
                              const OptionalTensor& initial_state) {
   const auto real = real_dtype(sequence_dtype({q, k, v, gk}));
   const int64_t heads = gk.size(2);
-  const auto Q = with_heads(q.to(real), heads).unbind(1),
-             K = with_heads(k.to(real), heads).unbind(1);
-  const auto V = with_heads(v.to(real), heads).unbind(1),
-             decay = at::exp(gk.to(real)).unsqueeze(-1).unbind(1);
+  const auto Q = with_heads(q.to(real), heads).unbind(1);
+  const auto K = with_heads(k.to(real), heads).unbind(1);
+  const auto V = with_heads(v.to(real), heads).unbind(1);
+  const auto decay = at::exp(gk.to(real)).unsqueeze(-1).unbind(1);
   auto [out, state] = step_by_step(
       q.size(1), first_state(initial_state, {q.size(0), heads, q.size(3), v.size(3)}, real, q),
       [&](int64_t t, const at::Tensor& before) {
@@ -28,10 +28,10 @@ OutputAndState rwkv6_reference(const at::Tensor& r, const at::Tensor& k, const a
                                const OptionalTensor& initial_state) {
   const auto real = real_dtype(sequence_dtype({r, k, v, w}));
   const int64_t heads = u.size(0);
-  const auto R = with_heads(r.to(real), heads).unbind(1),
-             K = with_heads(k.to(real), heads).unbind(1);
-  const auto V = with_heads(v.to(real), heads).unbind(1),
-             decay = at::exp(w.to(real)).unsqueeze(-1).unbind(1);
+  const auto R = with_heads(r.to(real), heads).unbind(1);
+  const auto K = with_heads(k.to(real), heads).unbind(1);
+  const auto V = with_heads(v.to(real), heads).unbind(1);
+  const auto decay = at::exp(w.to(real)).unsqueeze(-1).unbind(1);
   const at::Tensor bonus = u.to(real).unsqueeze(-1);  // [H, K, 1]
   auto [out, state] = step_by_step(
       r.size(1), first_state(initial_state, {r.size(0), heads, r.size(3), v.size(3)}, real, r),

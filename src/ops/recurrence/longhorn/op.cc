@@ -1,11 +1,11 @@
 // assay::longhorn: checks and registration.
 #include <torch/torch.h>
 
-#include "ops/recurrence/longhorn/longhorn.h"
-#include "ops/recurrence/matrix_recurrence/matrix_recurrence.h"
 #include "ops/core/paths.h"
 #include "ops/core/register.h"
 #include "ops/recurrence/channel_scan/channel_scan.h"
+#include "ops/recurrence/longhorn/longhorn.h"
+#include "ops/recurrence/matrix_recurrence/matrix_recurrence.h"
 
 namespace assay::ops {
 namespace {
@@ -18,7 +18,10 @@ void check(const at::Tensor& x, const at::Tensor& dt, const at::Tensor& k, const
   check_dims(kOp, "x", x, 3, "[B, T, Dm]");
   check_dims(kOp, "dt", dt, 3, "[B, T, Dm] or [B, T, 1]");
   check_dims(kOp, "k", k, 3, "[B, T, N]");
-  const int64_t batch = x.size(0), time = x.size(1), channels = x.size(2), N = k.size(2);
+  const int64_t batch = x.size(0);
+  const int64_t time = x.size(1);
+  const int64_t channels = x.size(2);
+  const int64_t N = k.size(2);
   const int64_t rates = dt.size(2) == 1 ? 1 : channels;
   check_shape(kOp, "dt", dt, {batch, time, rates}, "[B, T, Dm] or [B, T, 1]");
   check_shape(kOp, "k", k, {batch, time, N}, "[B, T, N]");
@@ -37,7 +40,7 @@ void check(const at::Tensor& x, const at::Tensor& dt, const at::Tensor& k, const
 
 // One head whose columns are the channels: the kernel's lanes.                  state [B, 1, N, Dm]
 MatrixRecurrence by_columns(const at::Tensor& k, const at::Tensor& q, const at::Tensor& epsilon,
-                       const at::Tensor& input, bool exact) {
+                            const at::Tensor& input, bool exact) {
   auto head = [](const at::Tensor& x) { return x.unsqueeze(2); };
   if (exact)
     return {.transition = Transition::rank_one,
@@ -56,8 +59,10 @@ MatrixRecurrence by_columns(const at::Tensor& k, const at::Tensor& q, const at::
 // A head a channel with one column: a delta rule, or a decay of its own for every entry.
 // The state is [B, Dm, N, 1].
 MatrixRecurrence by_heads(const at::Tensor& k, const at::Tensor& q, const at::Tensor& epsilon,
-                     const at::Tensor& input, bool exact) {
-  const at::Tensor key = k.unsqueeze(2), rate = epsilon.unsqueeze(-1), value = input.unsqueeze(-1);
+                          const at::Tensor& input, bool exact) {
+  const at::Tensor key = k.unsqueeze(2);
+  const at::Tensor rate = epsilon.unsqueeze(-1);
+  const at::Tensor value = input.unsqueeze(-1);
   if (exact)
     return {.transition = Transition::rank_one,
             .q = q.unsqueeze(2),
@@ -93,7 +98,8 @@ std::tuple<at::Tensor, at::Tensor> longhorn(const at::Tensor& x, const at::Tenso
   // once: the gradients of both its uses are added before they are rounded
   const at::Tensor in = x.to(real);
   const Prepare prepare = [=](const std::vector<at::Tensor>& s) {
-    const at::Tensor key = s[2].to(real), input = s[0];
+    const at::Tensor key = s[2].to(real);
+    const at::Tensor input = s[0];
     const at::Tensor beta =
         at::sigmoid(s[4].defined() ? s[1].to(real) + s[4].to(real) : s[1].to(real));
     const at::Tensor epsilon =

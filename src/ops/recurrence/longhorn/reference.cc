@@ -12,13 +12,16 @@ std::tuple<at::Tensor, at::Tensor> longhorn_reference(const at::Tensor& x, const
                                                       const OptionalTensor& dt_bias, bool exact,
                                                       const OptionalTensor& initial_state) {
   const auto real = real_dtype(sequence_dtype({x, dt, k, q, or_undefined(z)}));
-  const at::Tensor key = k.to(real), input = x.to(real);
+  const at::Tensor key = k.to(real);
+  const at::Tensor input = x.to(real);
   const at::Tensor beta = at::sigmoid(dt_bias ? dt.to(real) + dt_bias->to(real) : dt.to(real));
   const at::Tensor epsilon = (beta / (1 + beta * key.square().sum(-1, true))).expand(x.sizes());
   // [B, 1, N], [B, N, 1]
-  const auto K = key.unsqueeze(2).unbind(1), Q = q.to(real).unsqueeze(-1).unbind(1);
+  const auto K = key.unsqueeze(2).unbind(1);
+  const auto Q = q.to(real).unsqueeze(-1).unbind(1);
   // [B, Dm, 1]
-  const auto rate = epsilon.unsqueeze(-1).unbind(1), X = input.unsqueeze(-1).unbind(1);
+  const auto rate = epsilon.unsqueeze(-1).unbind(1);
+  const auto X = input.unsqueeze(-1).unbind(1);
   auto [y, state] = step_by_step(
       x.size(1), first_state(initial_state, {x.size(0), x.size(2), k.size(2)}, real, x),
       [&](int64_t t, const at::Tensor& before) {

@@ -38,11 +38,15 @@ Decayed decayed(at::Tensor rows, at::Tensor cols, const at::Tensor& diagonal,
     return x.unflatten(dim, {-1, 2}).unbind(dim);
   };
   rows = rows.unsqueeze(-3);
-  cols = cols.unsqueeze(-3);                    // [..., blocks, steps, m, K]
-  at::Tensor total = decay, scores = diagonal;  // [..., blocks, K], [..., blocks, m, n]
+  cols = cols.unsqueeze(-3);  // [..., blocks, steps, m, K]
+  // [..., blocks, K], [..., blocks, m, n]
+  at::Tensor total = decay;
+  at::Tensor scores = diagonal;
   while (total.size(-2) > 1) {
-    const auto R = pairs(rows, -4), C = pairs(cols, -4), D = pairs(total, -2),
-               A = pairs(scores, -3);
+    const auto R = pairs(rows, -4);
+    const auto C = pairs(cols, -4);
+    const auto D = pairs(total, -2);
+    const auto A = pairs(scores, -3);
     const at::Tensor cross =
         at::matmul(R[1].flatten(-3, -2), C[0].flatten(-3, -2).transpose(-1, -2));
     scores = at::cat({at::cat({A[0], at::zeros_like(cross)}, -1), at::cat({cross, A[1]}, -1)}, -2);
@@ -58,7 +62,8 @@ Decayed decayed(at::Tensor rows, at::Tensor cols, const at::Tensor& diagonal,
 std::pair<at::Tensor, at::Tensor> carry(at::Tensor state, const at::Tensor& total,
                                         const at::Tensor& turn, const at::Tensor& added) {
   std::vector<at::Tensor> before;
-  const auto decays = total.unsqueeze(-1).unbind(1), additions = added.unbind(1);
+  const auto decays = total.unsqueeze(-1).unbind(1);
+  const auto additions = added.unbind(1);
   const auto turns = turn.defined() ? turn.unbind(1) : std::vector<at::Tensor>();
   for (size_t i = 0; i < decays.size(); ++i) {
     before.push_back(state);
@@ -75,19 +80,27 @@ at::Tensor transposed(const at::Tensor& x) { return x.transpose(-1, -2); }
 
 std::tuple<at::Tensor, at::Tensor> chunked(const MatrixRecurrence& steps, const at::Tensor& state,
                                            int64_t chunk_size) {
-  const int64_t time = steps.q.size(1), heads = state.size(1);
+  const int64_t time = steps.q.size(1);
+  const int64_t heads = state.size(1);
   const int64_t chunk = std::min(chunk_size, int64_t(std::bit_ceil(uint64_t(time))));
-  const bool writes = steps.k.defined(), delta = steps.transition == Transition::rank_one;
+  const bool writes = steps.k.defined();
+  const bool delta = steps.transition == Transition::rank_one;
   auto split = [&](const at::Tensor& x) { return in_chunks(x, heads, chunk); };
-  const at::Tensor q = split(steps.q), k = split(steps.k), v = split(steps.v);
-  const at::Tensor a = split(steps.a), b = split(steps.b), c = split(steps.c);
+  const at::Tensor q = split(steps.q);
+  const at::Tensor k = split(steps.k);
+  const at::Tensor v = split(steps.v);
+  const at::Tensor a = split(steps.a);
+  const at::Tensor b = split(steps.b);
+  const at::Tensor c = split(steps.c);
   const at::Tensor decay = steps.decay.defined()
                                ? in_chunks(steps.decay, heads, chunk, /*filler=*/1)
                                : at::ones_like(q.narrow(-1, 0, 1));
 
   // Rows read the state before their step: q reads it through the step's decay, or as it is when
   // u is there.
-  std::vector<at::Tensor> rows{steps.u.defined() ? q : q * decay}, cols, diagonal;
+  std::vector<at::Tensor> rows{steps.u.defined() ? q : q * decay};
+  std::vector<at::Tensor> cols;
+  std::vector<at::Tensor> diagonal;
   if (writes) {
     cols.push_back(k);
     diagonal.push_back(row_dot(steps.u.defined() ? q * steps.u.unsqueeze(-2) : q, k));
@@ -122,8 +135,8 @@ std::tuple<at::Tensor, at::Tensor> chunked(const MatrixRecurrence& steps, const 
   const at::Tensor solved =
       at::linalg_solve_triangular(-score(1, last), at::cat({d.rows.select(-2, 1), known}, -1),
                                   /*upper=*/false, /*left=*/true, /*unitriangular=*/true);
-  const at::Tensor read = solved.narrow(-1, 0, a.size(-1)),
-                   w0 = solved.narrow(-1, a.size(-1), state.size(-1));
+  const at::Tensor read = solved.narrow(-1, 0, a.size(-1));
+  const at::Tensor w0 = solved.narrow(-1, a.size(-1), state.size(-1));
   const at::Tensor b_end = d.cols.select(-2, last);
   at::Tensor added = at::matmul(transposed(b_end), w0);
   if (writes) added = added + at::matmul(transposed(d.cols.select(-2, 0)), v);

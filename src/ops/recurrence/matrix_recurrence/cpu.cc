@@ -17,8 +17,12 @@ using cpu::kStateChunk;
 constexpr int64_t kWorkers = 64;  // the most tasks that run at once, each with its scratch
 
 struct Tile {
-  int64_t batch, head, index, first,
-      width;  // columns [first, first + width) of one head's state
+  // columns [first, first + width) of one head's state
+  int64_t batch;
+  int64_t head;
+  int64_t index;
+  int64_t first;
+  int64_t width;
 };
 
 template <class R>
@@ -27,7 +31,9 @@ int64_t tiles_per_head(const MatrixRecurrenceForward& p) {
 }
 template <class R>
 Tile tile_at(const MatrixRecurrenceForward& p, int64_t i) {
-  const int64_t tiles = tiles_per_head<R>(p), index = i % tiles, head = i / tiles;
+  const int64_t tiles = tiles_per_head<R>(p);
+  const int64_t index = i % tiles;
+  const int64_t head = i / tiles;
   return {head / p.heads, head % p.heads, index, index * kTile<R>,
           std::min(kTile<R>, p.value_dim - index * kTile<R>)};
 }
@@ -43,12 +49,28 @@ enum Sum { kQ, kK, kA, kB, kDecay, kSums };  // what the backward sums over the 
 // tile's columns holds zeros. Names follow kernel.h.
 template <class R>
 struct Scratch {
-  R *q, *k, *a, *b, *decay, *u;  // key rows; u is one
-  R *v, *c, *e, *out;            // value rows
-  R *r, *w;                      // value rows: S_{t−1}ᵀ a_t and c_t + e_t ⊙ r_t
+  // key rows; u is one
+  R* q;
+  R* k;
+  R* a;
+  R* b;
+  R* decay;
+  R* u;
+  // value rows
+  R* v;
+  R* c;
+  R* e;
+  R* out;
+  // value rows: S_{t−1}ᵀ a_t and c_t + e_t ⊙ r_t
+  R* r;
+  R* w;
   R* state;
   // Backward only.
-  R *dout, *dv, *dc, *de, *dstate;
+  R* dout;
+  R* dv;
+  R* dc;
+  R* de;
+  R* dstate;
   R* states;        // S before each step and after the last: [kStateChunk + 1, K,
                     // kTile]
   R* lanes[kSums];  // [Kp, lanes]: sums over columns that still are in their
@@ -57,8 +79,9 @@ struct Scratch {
   R* du;            // [Kp]
 
   Scratch(WorkspaceArena& carve, const MatrixRecurrenceForward& p, bool backward) {
-    const int64_t keys = padded_keys<R>(p), key_rows = kStateChunk * keys,
-                  value_rows = kStateChunk * kTile<R>;
+    const int64_t keys = padded_keys<R>(p);
+    const int64_t key_rows = kStateChunk * keys;
+    const int64_t value_rows = kStateChunk * kTile<R>;
     for (R** x : {&q, &k, &a, &b, &decay}) *x = carve.take<R>(key_rows);
     for (R** x : {&v, &c, &e, &out, &r, &w}) *x = carve.take<R>(value_rows);
     u = carve.take<R>(keys);
@@ -121,7 +144,8 @@ void read_rows(const HeadView& x, const MatrixRecurrenceForward& p, const Tile& 
 }
 // Row (b, t, h) of a dense [B, T, H, dim].
 template <class R>
-R* dense_row(void* data, const MatrixRecurrenceForward& p, const Tile& tile, int64_t t, int64_t dim) {
+R* dense_row(void* data, const MatrixRecurrenceForward& p, const Tile& tile, int64_t t,
+             int64_t dim) {
   return static_cast<R*>(data) + ((tile.batch * p.time + t) * p.heads + tile.head) * dim;
 }
 template <class R>
@@ -136,7 +160,8 @@ void write_values(const R* from, void* to, const MatrixRecurrenceForward& p, con
 template <class R>
 void read_chunk(const MatrixRecurrenceForward& p, const Tile& tile, int64_t t0, int64_t steps,
                 Scratch<R>& s) {
-  const int64_t K = p.key_dim, Kp = padded_keys<R>(p);
+  const int64_t K = p.key_dim;
+  const int64_t Kp = padded_keys<R>(p);
   auto keys = [&](const HeadView& x, R* to) {
     read_rows(x, p, tile, t0, steps, K, 0, K, Kp, R(0), to);
   };
@@ -186,11 +211,16 @@ struct Row {
 template <class R, int64_t kVectors, Transition kLow, bool kWrites, bool kBefore>
 HWY_INLINE void forward_step(int64_t t, int64_t K, int64_t Kp, const R* from, R* to,
                              const Scratch<R>& s) {
-  const R *q = s.q + t * Kp, *k = s.k + t * Kp, *a = s.a + t * Kp, *b = s.b + t * Kp,
-          *decay = s.decay + t * Kp;
+  const R* q = s.q + t * Kp;
+  const R* k = s.k + t * Kp;
+  const R* a = s.a + t * Kp;
+  const R* b = s.b + t * Kp;
+  const R* decay = s.decay + t * Kp;
   const R* v = s.v + t * kTile<R>;
-  const Row<R, kVectors> value(v), e(kLow == Transition::diagonal ? v : s.e + t * kTile<R>);
-  Row<R, kVectors> w(v), out(v);
+  const Row<R, kVectors> value(v);
+  const Row<R, kVectors> e(kLow == Transition::diagonal ? v : s.e + t * kTile<R>);
+  Row<R, kVectors> w(v);
+  Row<R, kVectors> out(v);
   for (auto& x : out.v) x = set<R>(0);
   if constexpr (kLow == Transition::rank_one) {
     Row<R, kVectors> r(out);
@@ -203,9 +233,11 @@ HWY_INLINE void forward_step(int64_t t, int64_t K, int64_t Kp, const R* from, R*
     w.to(s.w + t * kTile<R>);
   }
   for (int64_t n = 0; n < K; ++n) {
-    const Vec<R> qn = set<R>(q[n]), kn = set<R>(k[n]),
-                 bn = set<R>(kLow == Transition::rank_one ? b[n] : R(0));
-    const Vec<R> an = set<R>(kLow == Transition::elementwise ? a[n] : R(0)), dn = set<R>(decay[n]);
+    const Vec<R> qn = set<R>(q[n]);
+    const Vec<R> kn = set<R>(k[n]);
+    const Vec<R> bn = set<R>(kLow == Transition::rank_one ? b[n] : R(0));
+    const Vec<R> an = set<R>(kLow == Transition::elementwise ? a[n] : R(0));
+    const Vec<R> dn = set<R>(decay[n]);
     for (int64_t j = 0; j < kVectors; ++j) {
       const Vec<R> before = load(from + n * kTile<R> + j * kLanes<R>);
       Vec<R> state =
@@ -245,25 +277,38 @@ HWY_INLINE void sum_lanes(const R* lanes, int64_t Kp, R* sums) {
 // dL/dS_{t−1}. README.md derives it.
 template <class R, int64_t kVectors, Transition kLow, bool kWrites, bool kBefore>
 HWY_INLINE void backward_step(int64_t t, int64_t K, int64_t Kp, const Scratch<R>& s) {
-  const R *q = s.q + t * Kp, *k = s.k + t * Kp, *a = s.a + t * Kp, *b = s.b + t * Kp,
-          *decay = s.decay + t * Kp;
-  const R *before = s.states + t * K * kTile<R>, *after = before + K * kTile<R>;
+  const R* q = s.q + t * Kp;
+  const R* k = s.k + t * Kp;
+  const R* a = s.a + t * Kp;
+  const R* b = s.b + t * Kp;
+  const R* decay = s.decay + t * Kp;
+  const R* before = s.states + t * K * kTile<R>;
+  const R* after = before + K * kTile<R>;
   const int64_t row = t * kTile<R>;
-  const Row<R, kVectors> dout(s.dout + row), v(s.v + row),
-      w(kLow == Transition::rank_one ? s.w + row : s.v + row);
+  const Row<R, kVectors> dout(s.dout + row);
+  const Row<R, kVectors> v(s.v + row);
+  const Row<R, kVectors> w(kLow == Transition::rank_one ? s.w + row : s.v + row);
   const Row<R, kVectors> e(kLow == Transition::diagonal ? s.v + row : s.e + row);
-  Row<R, kVectors> dv(s.v + row),
-      dw(s.v + row);  // dw: of c + e ⊙ r, or of e when diagonal
+  // dw: of c + e ⊙ r, or of e when diagonal
+  Row<R, kVectors> dv(s.v + row);
+  Row<R, kVectors> dw(s.v + row);
   for (auto& x : dv.v) x = set<R>(0);
   for (auto& x : dw.v) x = set<R>(0);
   for (int64_t n = 0; n < K; ++n) {
-    const Vec<R> qn = set<R>(q[n]), kn = set<R>(k[n]),
-                 bn = set<R>(kLow == Transition::rank_one ? b[n] : R(0));
-    const Vec<R> an = set<R>(kLow == Transition::elementwise ? a[n] : R(0)), dn = set<R>(decay[n]);
-    Vec<R> dq = set<R>(0), dk = dq, db = dq, da = dq, ddecay = dq;
+    const Vec<R> qn = set<R>(q[n]);
+    const Vec<R> kn = set<R>(k[n]);
+    const Vec<R> bn = set<R>(kLow == Transition::rank_one ? b[n] : R(0));
+    const Vec<R> an = set<R>(kLow == Transition::elementwise ? a[n] : R(0));
+    const Vec<R> dn = set<R>(decay[n]);
+    Vec<R> dq = set<R>(0);
+    Vec<R> dk = dq;
+    Vec<R> db = dq;
+    Vec<R> da = dq;
+    Vec<R> ddecay = dq;
     for (int64_t j = 0; j < kVectors; ++j) {
       const int64_t i = n * kTile<R> + j * kLanes<R>;
-      const Vec<R> old = load(before + i), read = kBefore ? old : load(after + i);
+      const Vec<R> old = load(before + i);
+      const Vec<R> read = kBefore ? old : load(after + i);
       Vec<R> d = load(s.dstate + i);
       dq = hn::MulAdd(read, dout.v[j], dq);
       if constexpr (!kBefore) d = hn::MulAdd(qn, dout.v[j], d);
@@ -296,7 +341,8 @@ HWY_INLINE void backward_step(int64_t t, int64_t K, int64_t Kp, const Scratch<R>
   }
   if constexpr (kLow == Transition::rank_one) {
     const Row<R, kVectors> r(s.r + row);
-    Row<R, kVectors> dr(s.v + row), de(s.v + row);
+    Row<R, kVectors> dr(s.v + row);
+    Row<R, kVectors> de(s.v + row);
     for (int64_t j = 0; j < kVectors; ++j) {
       dr.v[j] = hn::Mul(dw.v[j], e.v[j]);
       de.v[j] = hn::Mul(dw.v[j], r.v[j]);
@@ -329,8 +375,11 @@ HWY_INLINE void backward_step(int64_t t, int64_t K, int64_t Kp, const Scratch<R>
     }
     const Vec<R> dbonus = set<R>(sum<R>(total));
     for (int64_t n = 0; n < Kp; n += kLanes<R>) {
-      const Vec<R> qn = load(q + n), kn = load(k + n), un = hn::Mul(load(s.u + n), dbonus);
-      R *dq = s.rows[kQ] + t * Kp + n, *dk = s.rows[kK] + t * Kp + n;
+      const Vec<R> qn = load(q + n);
+      const Vec<R> kn = load(k + n);
+      const Vec<R> un = hn::Mul(load(s.u + n), dbonus);
+      R* dq = s.rows[kQ] + t * Kp + n;
+      R* dk = s.rows[kK] + t * Kp + n;
       store<R>(hn::MulAdd(un, kn, load(dq)), dq);
       store<R>(hn::MulAdd(un, qn, load(dk)), dk);
       store<R>(hn::MulAdd(hn::Mul(qn, kn), dbonus, load(s.du + n)), s.du + n);
@@ -371,7 +420,9 @@ void for_case(const MatrixRecurrenceForward& p, int64_t width, const Body& body)
 template <class R, bool kKeep>
 HWY_NOINLINE void forward_chunk(const MatrixRecurrenceForward& p, int64_t width, int64_t steps,
                                 const Scratch<R>& s) {
-  const int64_t K = p.key_dim, Kp = padded_keys<R>(p), size = K * kTile<R>;
+  const int64_t K = p.key_dim;
+  const int64_t Kp = padded_keys<R>(p);
+  const int64_t size = K * kTile<R>;
   for_case<R>(p, width, [&](auto vectors, auto low, auto writes, auto before) HWY_ATTR {
     for (int64_t t = 0; t < steps; ++t) {
       R* from = kKeep ? s.states + t * size : s.state;
@@ -383,7 +434,8 @@ HWY_NOINLINE void forward_chunk(const MatrixRecurrenceForward& p, int64_t width,
 template <class R>
 HWY_NOINLINE void backward_chunk(const MatrixRecurrenceForward& p, int64_t width, int64_t steps,
                                  const Scratch<R>& s) {
-  const int64_t K = p.key_dim, Kp = padded_keys<R>(p);
+  const int64_t K = p.key_dim;
+  const int64_t Kp = padded_keys<R>(p);
   for_case<R>(p, width, [&](auto vectors, auto low, auto writes, auto before) HWY_ATTR {
     for (int64_t t = steps - 1; t >= 0; --t)
       backward_step<R, vectors(), low(), writes(), before()>(t, K, Kp, s);
@@ -402,7 +454,8 @@ void forward_tile(const MatrixRecurrenceForward& p, const Tile& tile, Scratch<R>
   read_bonus(p, tile, s);
   read_state(state_at<R>(p.initial_state, p, tile), p, tile, s.state);
   for (int64_t chunk = 0; chunk < chunks; ++chunk) {
-    const int64_t t0 = chunk * kStateChunk, steps = std::min(kStateChunk, p.time - t0);
+    const int64_t t0 = chunk * kStateChunk;
+    const int64_t steps = std::min(kStateChunk, p.time - t0);
     write_state(s.state, p, tile, state_at<R>(p.chunk_states, p, tile, chunks, chunk));
     read_chunk(p, tile, t0, steps, s);
     forward_chunk<R, false>(p, tile.width, steps, s);
@@ -419,7 +472,8 @@ struct Partials {
   R* du;                   // [tiles · B, H, K]
   Partials(WorkspaceArena& carve, const MatrixRecurrenceBackward& bwd) {
     const MatrixRecurrenceForward& p = bwd.forward;
-    const int64_t tiles = tiles_per_head<R>(p), rows = p.batch * p.time * p.heads;
+    const int64_t tiles = tiles_per_head<R>(p);
+    const int64_t rows = p.batch * p.time * p.heads;
     void* const outputs[] = {bwd.dq, bwd.dk, bwd.da, bwd.db, bwd.ddecay};
     for (int i = 0; i < kSums; ++i)
       sums[i] = !outputs[i] || tiles == 1 ? outputs[i] : carve.take<R>(tiles * rows * dim(p, i));
@@ -433,7 +487,8 @@ struct Partials {
 template <class R>
 void write_sums(const MatrixRecurrenceForward& p, const Tile& tile, int64_t t0, int64_t steps,
                 const Scratch<R>& s, const Partials<R>& partials) {
-  const int64_t rows = p.batch * p.time * p.heads, Kp = padded_keys<R>(p);
+  const int64_t rows = p.batch * p.time * p.heads;
+  const int64_t Kp = padded_keys<R>(p);
   for (int i = 0; i < kSums; ++i) {
     if (!partials.sums[i]) continue;
     const int64_t dim = Partials<R>::dim(p, i);
@@ -455,7 +510,8 @@ template <class R>
 void backward_tile(const MatrixRecurrenceBackward& bwd, const Tile& tile, Scratch<R>& s,
                    const Partials<R>& partials) {
   const MatrixRecurrenceForward& p = bwd.forward;
-  const int64_t chunks = (p.time + kStateChunk - 1) / kStateChunk, Kp = padded_keys<R>(p);
+  const int64_t chunks = (p.time + kStateChunk - 1) / kStateChunk;
+  const int64_t Kp = padded_keys<R>(p);
   read_bonus(p, tile, s);
   read_state(state_at<R>(bwd.dfinal_state, p, tile), p, tile, s.dstate);
   for (R* x : s.lanes) std::fill_n(x, Kp * kLanes<R>, R(0));
@@ -465,7 +521,8 @@ void backward_tile(const MatrixRecurrenceBackward& bwd, const Tile& tile, Scratc
       {const_cast<void*>(bwd.dout), p.time * p.heads * p.value_dim, p.heads * p.value_dim},
       p.heads};
   for (int64_t chunk = chunks - 1; chunk >= 0; --chunk) {
-    const int64_t t0 = chunk * kStateChunk, steps = std::min(kStateChunk, p.time - t0);
+    const int64_t t0 = chunk * kStateChunk;
+    const int64_t steps = std::min(kStateChunk, p.time - t0);
     read_chunk(p, tile, t0, steps, s);
     read_rows(dout, p, tile, t0, steps, p.value_dim, tile.first, tile.width, kTile<R>, R(0),
               s.dout);
@@ -487,8 +544,8 @@ void backward_tile(const MatrixRecurrenceBackward& bwd, const Tile& tile, Scratc
 template <class R, class Body>
 void for_each_tile(const MatrixRecurrenceForward& p, bool backward, std::byte* scratch,
                    const ParallelFor& parallel, const Body& body) {
-  const int64_t tiles = p.batch * p.heads * tiles_per_head<R>(p),
-                workers = std::min(tiles, kWorkers);
+  const int64_t tiles = p.batch * p.heads * tiles_per_head<R>(p);
+  const int64_t workers = std::min(tiles, kWorkers);
   parallel(workers, 1, [&](int64_t begin, int64_t end) HWY_ATTR {
     // no other worker begins at this address
     WorkspaceArena carve(scratch + begin * scratch_bytes<R>(p, backward));
@@ -511,7 +568,8 @@ void backward(const MatrixRecurrenceBackward& bwd, void* workspace, const Parall
   for_each_tile<R>(p, true, static_cast<std::byte*>(workspace) + carve.used(), parallel,
                    [&](const Tile& tile, Scratch<R>& s)
                        HWY_ATTR { backward_tile(bwd, tile, s, partials); });
-  const int64_t tiles = tiles_per_head<R>(p), rows = p.batch * p.time * p.heads;
+  const int64_t tiles = tiles_per_head<R>(p);
+  const int64_t rows = p.batch * p.time * p.heads;
   void* const outputs[] = {bwd.dq, bwd.dk, bwd.da, bwd.db, bwd.ddecay};
   for (int i = 0; i < kSums && tiles > 1; ++i)
     if (outputs[i])
@@ -535,7 +593,8 @@ void state_forward(const MatrixRecurrenceForward& p, void* workspace, const Para
   p.dtype == DType::f64 ? forward<double>(p, workspace, parallel)
                         : forward<float>(p, workspace, parallel);
 }
-void state_backward(const MatrixRecurrenceBackward& bwd, void* workspace, const ParallelFor& parallel) {
+void state_backward(const MatrixRecurrenceBackward& bwd, void* workspace,
+                    const ParallelFor& parallel) {
   bwd.forward.dtype == DType::f64 ? backward<double>(bwd, workspace, parallel)
                                   : backward<float>(bwd, workspace, parallel);
 }

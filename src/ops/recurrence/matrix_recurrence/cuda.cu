@@ -9,7 +9,8 @@ namespace {
 
 // 16 rows of what a segment makes of a state before it and, in a block's columns, of zeros.
 struct CarryStage {
-  float turn[16 * kLargestKey], local[16 * 16];
+  float turn[16 * kLargestKey];
+  float local[16 * 16];
 };
 struct CarrySmem {
   CarryStage stages[8];
@@ -22,27 +23,32 @@ __global__ void __launch_bounds__(256)
   extern __shared__ __align__(16) char memory[];
   CarrySmem& m = *reinterpret_cast<CarrySmem*>(memory);
   const int64_t head = blockIdx.x / (V / 16);
-  const int own = blockIdx.x % (V / 16) * 16, column = threadIdx.x % 16, y = threadIdx.x / 16;
+  const int own = blockIdx.x % (V / 16) * 16;
+  const int column = threadIdx.x % 16;
+  const int y = threadIdx.x / 16;
   for (int n = y; n < K; n += 16)
     m.states[0][column][n] = first ? first[(head * K + n) * V + own + column] : 0;
-  const int parts = K / 16, segments = alone.segments.count;
+  const int parts = K / 16;
+  const int segments = alone.segments.count;
   const int64_t above = head * segments * K;  // rows of the heads before
   with_stages(
       m.stages, 0, segments * parts,
       [&](CarryStage& to, int i) {
         copy_floats(to.turn, alone.turn + (above + i * 16) * K, 16 * K);
-        const int row = threadIdx.x / 4, x = threadIdx.x % 4 * 4;
+        const int row = threadIdx.x / 4;
+        const int x = threadIdx.x % 4 * 4;
         if (row < 16)
           cp_async_16(to.local + row * 16 + x, alone.last + (above + i * 16 + row) * V + own + x);
       },
       [&](const CarryStage& from, int i) {
-        const int n = i % parts * 16 + y, odd = i / parts % 2;
+        const int n = i % parts * 16 + y;
+        const int odd = i / parts % 2;
         const float* state = m.states[odd][column];
         float4 sum{from.local[threadIdx.x], 0, 0, 0};
 #pragma unroll 8
         for (int k = 0; k < K; k += 4) {
-          const float4 a = *reinterpret_cast<const float4*>(from.turn + y * K + k),
-                       x = *reinterpret_cast<const float4*>(state + k);
+          const float4 a = *reinterpret_cast<const float4*>(from.turn + y * K + k);
+          const float4 x = *reinterpret_cast<const float4*>(state + k);
           sum = {sum.x + a.x * x.x, sum.y + a.y * x.y, sum.z + a.z * x.z, sum.w + a.w * x.w};
         }
         starts[(above + i * 16 + y) * V + own + column] = state[n];
@@ -52,8 +58,10 @@ __global__ void __launch_bounds__(256)
 // The same of diagonal decays, `decays` per segment, with one thread per number of the state.
 __global__ void __launch_bounds__(256)
     carry_diagonal_kernel(Pass alone, const float* first, float* starts, int size, int decays) {
-  const int at = blockIdx.x * 256 + threadIdx.x, row = at / (size / decays);
-  const int64_t head = blockIdx.y, segments = alone.segments.count;
+  const int at = blockIdx.x * 256 + threadIdx.x;
+  const int row = at / (size / decays);
+  const int64_t head = blockIdx.y;
+  const int64_t segments = alone.segments.count;
   if (at >= size) return;
   float state = first ? first[head * size + at] : 0;
 #pragma unroll 4
@@ -68,14 +76,19 @@ struct Scratch {
   Segments segments;
   Prepared tiles;  // of scalar decays; others keep theirs in ChunkedForward::chunks
   // Of several segments: what each makes of zeros and of the state before it, and that state.
-  float *local, *turn, *total, *starts;
-  bf16 *dstates, *dW;  // of a backward: the states' gradients; [chunks, 16, V]
+  float* local;
+  float* turn;
+  float* total;
+  float* starts;
+  // of a backward: the states' gradients; [chunks, 16, V]
+  bf16* dstates;
+  bf16* dW;
   Scratch(const ChunkedForward& p, bool backwards, WorkspaceArena& arena)
       : segments(p),
         tiles(is_scalar(p) ? Prepared(p, backwards, arena)
                            : workspace_at<Prepared>(p.chunks, p, p.keeps)) {
-    const int64_t cut = segments.count > 1 ? p.batch * p.heads * segments.count * p.key_dim : 0,
-                  values = backwards ? chunk_count(p) * p.heads * p.value_dim : 0;
+    const int64_t cut = segments.count > 1 ? p.batch * p.heads * segments.count * p.key_dim : 0;
+    const int64_t values = backwards ? chunk_count(p) * p.heads * p.value_dim : 0;
     const bool low = p.rule != Rule::gla;
     local = arena.take<float>(cut * p.value_dim);
     turn = arena.take<float>(low ? cut * p.key_dim : 0);
@@ -89,7 +102,9 @@ struct Scratch {
 // A pass from the state `first`, or from zeros. Where there are several segments, a pass over each
 // alone finds the states before them.
 void run(const ChunkedForward& p, const Scratch& s, Pass task, const float* first, Stream stream) {
-  const int64_t K = p.key_dim, V = p.value_dim, heads = p.batch * p.heads;
+  const int64_t K = p.key_dim;
+  const int64_t V = p.value_dim;
+  const int64_t heads = p.batch * p.heads;
   const auto launch = is_scalar(p) ? scalar_pass : pass;
   task.starts = first;
   if (s.segments.count > 1) {

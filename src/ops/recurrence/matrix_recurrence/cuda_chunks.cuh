@@ -20,7 +20,8 @@ constexpr float kLogDecayFloor = -160;
 
 // Of the steps of a chunk: log₂ of the decays up to each, itself included; what scales each k vᵀ.
 struct alignas(16) ScalarGates {
-  float decays[kScalarSteps], weights[kScalarSteps];
+  float decays[kScalarSteps];
+  float weights[kScalarSteps];
 };
 
 // A tile in shared memory that only some kernels have.
@@ -67,7 +68,8 @@ struct alignas(16) ChunkTiles {
   static constexpr int kRow = kK + 8;
   bf16 A[kSteps * kSquare];
   Tile<kWrites<kRule>, kSteps * kRow> K;
-  Tile<kLow<kRule>, kSteps * kRow> R, B;
+  Tile<kLow<kRule>, kSteps * kRow> R;
+  Tile<kLow<kRule>, kSteps * kRow> B;
   Tile<kLow<kRule>, kSteps * kSquare> Y;
   float decay[kK];  // of the whole chunk
   bf16 P[kSteps * kRow];
@@ -77,14 +79,19 @@ struct alignas(16) ChunkTiles {
 // does not have is null. Scalar decays have only `gates` and `before`.
 struct Prepared {
   void* tiles;  // ChunkTiles
-  bf16 *T, *G;  // [16, 16]
+  // [16, 16]
+  bf16* T;
+  bf16* G;
   ScalarGates* gates;
   // [V, K], the state before the chunk, transposed, of 16 steps in the order of States; [16, V]
-  bf16 *before, *W;
+  bf16* before;
+  bf16* W;
 
   Prepared(const ChunkedForward& p, bool keeps, WorkspaceArena& arena) {
-    const bool scalar = is_scalar(p), low = p.rule != Rule::gla;
-    const int64_t count = chunk_count(p) * p.heads, square = kSteps * kSteps;
+    const bool scalar = is_scalar(p);
+    const bool low = p.rule != Rule::gla;
+    const int64_t count = chunk_count(p) * p.heads;
+    const int64_t square = kSteps * kSteps;
     int64_t bytes = 0;
     if (!scalar)
       with_rule(
@@ -122,7 +129,8 @@ __device__ inline void copy_tile(bf16* to, int stride, const bf16* from, int64_t
                                  int rows, int width, int present_rows = kAll,
                                  int present_columns = kAll) {
   for (int i = threadIdx.x; i < rows * (width / 8); i += blockDim.x) {
-    const int y = i / (width / 8), x = i % (width / 8) * 8;
+    const int y = i / (width / 8);
+    const int x = i % (width / 8) * 8;
     const bool present = y < present_rows && (present_columns == kAll || x < present_columns);
     cp_async_16(to + y * stride + x, present ? from + y * from_stride + x : from, present);
   }
@@ -186,23 +194,34 @@ __device__ void with_stages(Stage (&stages)[kStages], int begin, int end, Fetch&
 // How the sequences are cut into segments, which blocks compute at the same time.
 struct Segments {
   // of a sequence; chunks of a segment but the last; columns of a block; blocks for all of V
-  int count, chunks, columns, parts;
+  int count;
+  int chunks;
+  int columns;
+  int parts;
   explicit Segments(const ChunkedForward& p);
 };
 // One pass over the chunks in order of time: out, final_state, `before`, W. Backwards: dv,
 // dinitial_state, the state's gradient after each chunk and dW, from dout and dfinal_state.
 struct Pass {
-  bool backwards, alone;            // `alone`: every segment from zeros, to its own `last`
-  HeadView reader, writer, values;  // q, k, v; backwards k, q, dout
+  // `alone`: every segment from zeros, to its own `last`
+  bool backwards;
+  bool alone;
+  // q, k, v; backwards k, q, dout
+  HeadView reader;
+  HeadView writer;
+  HeadView values;
   Prepared tiles;
   Segments segments;
   const float* starts;  // in  [B, H, segments, K, V] the state before each segment; null: zeros
   bf16* out;            // out [B, T, H, V]; null: without outputs
-  bf16 *states, *W;     // out [count, V, K], [count, 16, V]; null: not kept
-  float* last;          // out [B, H, K, V], alone [B, H, segments, K, V]; null: not kept
+  // out [count, V, K], [count, 16, V]; null: not kept
+  bf16* states;
+  bf16* W;
+  float* last;  // out [B, H, K, V], alone [B, H, segments, K, V]; null: not kept
   // out, alone: what a segment makes of the state before it, [B, H, segments, K, K], or of
   // diagonal decays [.., K], of scalar ones [..]
-  float *turn, *total;
+  float* turn;
+  float* total;
 };
 
 void prepare(const ChunkedForward& p, const Prepared& tiles, Stream stream);

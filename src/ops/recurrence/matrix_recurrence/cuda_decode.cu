@@ -30,13 +30,16 @@ constexpr int min_blocks(int K) { return K <= 96 ? 3 : 2; }
 
 template <Rule kRule, bool kBonus, int K>
 __global__ void __launch_bounds__(kMaxWarps * 32, min_blocks(K)) decode_kernel(ChunkedForward p) {
-  constexpr int kColumnThreads = kColumns<K> / 4, kRows = K / (32 / kColumnThreads);
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, first = lane / kColumnThreads * kRows;
+  constexpr int kColumnThreads = kColumns<K> / 4;
+  constexpr int kRows = K / (32 / kColumnThreads);
+  const int lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32;
+  const int first = lane / kColumnThreads * kRows;
   const int64_t V = p.value_dim, head = blockIdx.x, tile = int64_t{blockIdx.y} * (blockDim.x / 32);
-  const int64_t column = (tile + warp) * kColumns<K> + lane % kColumnThreads * 4,
-                at = (head * K + first) * V + column;
-  const auto b = unsigned(blockIdx.x) / unsigned(p.heads),
-             h = unsigned(blockIdx.x) % unsigned(p.heads);
+  const int64_t column = (tile + warp) * kColumns<K> + lane % kColumnThreads * 4;
+  const int64_t at = (head * K + first) * V + column;
+  const auto b = unsigned(blockIdx.x) / unsigned(p.heads);
+  const auto h = unsigned(blockIdx.x) % unsigned(p.heads);
   griddep_launch_dependents();
   griddep_wait();
   const bool there = column < V;
@@ -57,8 +60,15 @@ __global__ void __launch_bounds__(kMaxWarps * 32, min_blocks(K)) decode_kernel(C
       return dtype == DType::bf16 ? static_cast<const void*>(row(x, width))
                                   : chunks::row<float>(x, p.heads, b, t, h, width);
     };
-    Vec4 v, r, out;
-    float query[kRows], key[kRows], read[kRows], low[kRows], bonus[kRows], decay[kRows];
+    Vec4 v;
+    Vec4 r;
+    Vec4 out;
+    float query[kRows];
+    float key[kRows];
+    float read[kRows];
+    float low[kRows];
+    float bonus[kRows];
+    float decay[kRows];
     if (there) load_vec(v.at, row(p.v, V), DType::bf16, column);
     keys(query, p.q);
     keys(key, p.k);

@@ -13,13 +13,15 @@ using DeltaChunk = Chunk<Rule::delta, kK>;
 
 // Of the steps of a chunk: log₂ of the decays up to each, itself included; β, 0 past the end.
 struct alignas(16) DeltaGates {
-  float decays[kSteps], rates[kSteps];
+  float decays[kSteps];
+  float rates[kSteps];
 
   // By one warp.
   template <int kK>
   __device__ void load(const DeltaChunk<kK>& c) {
     const int lane = threadIdx.x % 32;
-    float decay = 0, rate = 0;
+    float decay = 0;
+    float rate = 0;
     const auto at = [&](const HeadView& x) {
       return row<float>(x, c.p.heads, c.batch, c.start + lane, c.head, 1)[0];
     };
@@ -63,9 +65,15 @@ template <int kK>
 struct DeltaPrepare {
   static constexpr int kRow = kK + 8;
   struct Smem {
-    bf16 q[kSteps * kRow], k[kSteps * kRow];
-    bf16 T[kSteps * kSquare], Y[kSteps * kSquare], G[kSteps * kSquare], A[kSteps * kSquare];
-    float qk[kSteps][kSteps], kk[kSteps][kSteps];  // A_qb and A_ab
+    bf16 q[kSteps * kRow];
+    bf16 k[kSteps * kRow];
+    bf16 T[kSteps * kSquare];
+    bf16 Y[kSteps * kSquare];
+    bf16 G[kSteps * kSquare];
+    bf16 A[kSteps * kSquare];
+    // A_qb and A_ab
+    float qk[kSteps][kSteps];
+    float kk[kSteps][kSteps];
     DeltaGates gates;
   };
   const DeltaChunk<kK> c;
@@ -78,17 +86,20 @@ struct DeltaPrepare {
     const bf16* from = row<bf16>(x, c.p.heads, c.batch, c.start, c.head, kK);
 #pragma unroll
     for (int i = lane; i < kSteps * (kK / 8); i += 32) {
-      const int t = i / (kK / 8), n = i % (kK / 8) * 8;
+      const int t = i / (kK / 8);
+      const int n = i % (kK / 8) * 8;
       const bool present = t < c.steps;
       cp_async_16(to + t * kRow + n, present ? from + t * x.rows.time_stride + n : from, present);
     }
   }
   __device__ void scores() const {
-    float qk[2][4] = {}, kk[2][4] = {};
+    float qk[2][4] = {};
+    float kk[2][4] = {};
     add_scores<kK>(qk, s.q, s.k);
     add_scores<kK>(kk, s.k, s.k);
     each_element(qk, [&](float x, int n, int e) {
-      const int t = late_step(e), j = early_step(n, e);
+      const int t = late_step(e);
+      const int j = early_step(n, e);
       const float between = s.gates.between(t, j);
       s.qk[t][j] = t >= j ? x * between * c.p.scale : 0;
       s.kk[t][j] = t > j ? -s.gates.rates[t] * kk[n][e] * between : 0;
@@ -96,7 +107,8 @@ struct DeltaPrepare {
   }
   // A lane has a column of T; of G = A_qb T it has each second row. Y = T diag β, A = G diag β.
   __device__ void squares() const {
-    const int column = lane % 16, odd = lane / 16;
+    const int column = lane % 16;
+    const int odd = lane / 16;
     const float rate = s.gates.rates[column];
     float x[kSteps];
 #pragma unroll
@@ -132,19 +144,23 @@ struct DeltaPrepare {
   }
   // R = T ã, P = q̃ + G ã, b̂, and the decay of the chunk for every channel.
   __device__ void vectors() const {
-    uint32_t T[4], G[4], b[4];
+    uint32_t T[4];
+    uint32_t G[4];
+    uint32_t b[4];
     load_scaled(T, s.T);
     load_scaled(G, s.G);
 #pragma unroll 1
     for (int n = 0; n < kK; n += 32) {
-      float P[4][4], R[4][4] = {}, B[4][4];
+      float P[4][4];
+      float R[4][4] = {};
+      float B[4][4];
 #pragma unroll
       for (int i = 0; i < 4; ++i)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const float early = s.gates.early(late_step(half * 2)) * c.p.scale;
-          const float2 q = fragment_pair<kRow>(s.q, half, n + i * 8),
-                       k = fragment_pair<kRow>(s.k, half, n + i * 8);
+          const float2 q = fragment_pair<kRow>(s.q, half, n + i * 8);
+          const float2 k = fragment_pair<kRow>(s.k, half, n + i * 8);
           P[i][2 * half] = q.x * early;
           P[i][2 * half + 1] = q.y * early;
           B[i][2 * half] = k.x;
@@ -158,7 +174,8 @@ struct DeltaPrepare {
       }
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int t = late_step(half * 2), at = t * kRow + n;
+        const int t = late_step(half * 2);
+        const int at = t * kRow + n;
         store_row32(to.P + at, P, half, 1);
         store_row32(to.R + at, R, half, 1);
         store_row32(to.B + at, B, half, s.gates.late(t));
@@ -205,35 +222,58 @@ __global__ void __launch_bounds__(32 * kPrepareWarps)
 //   dq = diag(s early) X + M K      dk = −diag(β early) Z + diag(late) W Hᵀ + (N + Nᵀ) K + Mᵀ Q
 template <int kK>
 struct DeltaGradients {
-  static constexpr int kWarps = kK / 32, kRow = kK + 8, kColumns = 128, kStride = kColumns + 8;
+  static constexpr int kWarps = kK / 32;
+  static constexpr int kRow = kK + 8;
+  static constexpr int kColumns = 128;
+  static constexpr int kStride = kColumns + 8;
   struct Smem {
-    bf16 q[kSteps * kRow], k[kSteps * kRow], T[kSteps * kSquare], G[kSteps * kSquare];
-    bf16 M[kSteps * kSquare], N[kSteps * kSquare];
+    bf16 q[kSteps * kRow];
+    bf16 k[kSteps * kRow];
+    bf16 T[kSteps * kSquare];
+    bf16 G[kSteps * kSquare];
+    bf16 M[kSteps * kSquare];
+    bf16 N[kSteps * kSquare];
     // up to kColumns of V
-    bf16 dout[kSteps * kStride], values[kSteps * kStride], W[kSteps * kStride],
-        dW[kSteps * kStride], dU[kSteps * kStride];
+    bf16 dout[kSteps * kStride];
+    bf16 values[kSteps * kStride];
+    bf16 W[kSteps * kStride];
+    bf16 dW[kSteps * kStride];
+    bf16 dU[kSteps * kStride];
     DeltaGates gates;
     // Σ over the columns of a warp: dU v of a step, and the rows of q, k, k times X, Z, W Hᵀ
-    float direct[kWarps][kSteps], dots[3][kWarps][kSteps], whole[kWarps];
+    float direct[kWarps][kSteps];
+    float dots[3][kWarps][kSteps];
+    float whole[kWarps];
     // Σ_j and Σ_t of M_tj q_t k_j and N_tj k_t k_j, t > j; the rows of N without −β_t
-    float rows[2][kSteps], columns[2][kSteps];
+    float rows[2][kSteps];
+    float columns[2][kSteps];
   };
   const ChunkedBackward& g;
   const Pass& task;
   const DeltaChunk<kK> c;
   Smem& s;
-  int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  float of_q[4][4] = {}, of_a[4][4] = {}, of_b[4][4] = {};       // X, Z, W Hᵀ
-  float scores[2][4] = {}, products[2][4] = {}, direct[2] = {};  // products: S Hᵀ
+  int lane = threadIdx.x % 32;
+  int warp = threadIdx.x / 32;
+  // X, Z, W Hᵀ
+  float of_q[4][4] = {};
+  float of_a[4][4] = {};
+  float of_b[4][4] = {};
+  // products: S Hᵀ
+  float scores[2][4] = {};
+  float products[2][4] = {};
+  float direct[2] = {};
 
   // The rows of q and k, T and G.
   __device__ void fetch_keys() const {
-    const HeadView &q = c.p.q, &k = c.p.k;
-    const bf16 *of_q = row<bf16>(q, c.p.heads, c.batch, c.start, c.head, kK),
-               *of_k = row<bf16>(k, c.p.heads, c.batch, c.start, c.head, kK);
+    const HeadView& q = c.p.q;
+    const HeadView& k = c.p.k;
+    const bf16* of_q = row<bf16>(q, c.p.heads, c.batch, c.start, c.head, kK);
+    const bf16* of_k = row<bf16>(k, c.p.heads, c.batch, c.start, c.head, kK);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {  // as many vectors as twice the threads
-      const int at = threadIdx.x + i * kK, t = at / (kK / 8), x = at % (kK / 8) * 8;
+      const int at = threadIdx.x + i * kK;
+      const int t = at / (kK / 8);
+      const int x = at % (kK / 8) * 8;
       const int64_t there = t < c.steps ? t : 0;
       cp_async_16(s.q + t * kRow + x, of_q + there * q.rows.time_stride + x, t < c.steps);
       cp_async_16(s.k + t * kRow + x, of_k + there * k.rows.time_stride + x, t < c.steps);
@@ -247,9 +287,10 @@ struct DeltaGradients {
   __device__ void fetch(int first, int columns) const {
     const int x = threadIdx.x % (kColumns / 8) * 8;
     if (x >= columns) return;
-    const int64_t V = c.p.value_dim, low = c.index * kSteps * V + first + x;
-    const bf16 *dout = row<bf16>(g.dout, c.p.heads, c.batch, c.start, c.head, V) + first + x,
-               *values = row<bf16>(c.p.v, c.p.heads, c.batch, c.start, c.head, V) + first + x;
+    const int64_t V = c.p.value_dim;
+    const int64_t low = c.index * kSteps * V + first + x;
+    const bf16* dout = row<bf16>(g.dout, c.p.heads, c.batch, c.start, c.head, V) + first + x;
+    const bf16* values = row<bf16>(c.p.v, c.p.heads, c.batch, c.start, c.head, V) + first + x;
     for (int t = threadIdx.x / (kColumns / 8); t < kSteps; t += kK / (kColumns / 8)) {
       const int to = t * kStride + x;
       const int64_t there = t < c.steps ? t : 0;
@@ -261,7 +302,8 @@ struct DeltaGradients {
   }
   // dU = Tᵀ dW + Gᵀ dout.
   __device__ void solve(int columns) {
-    uint32_t T[4], G[4];
+    uint32_t T[4];
+    uint32_t G[4];
     load_a_km(T, PaddedTile<kSquare>{s.T});
     load_a_km(G, PaddedTile<kSquare>{s.G});
     for (int first = warp * 16; first < columns; first += kWarps * 16) {
@@ -289,7 +331,11 @@ struct DeltaGradients {
     for (int v = 0; v < columns; v += 16) {
       const States now = states;
       if (v + 16 < columns) states.load<kK>(task, state + v + 16);
-      uint32_t dout[4], dU[4], W[4], S[4], H[4];
+      uint32_t dout[4];
+      uint32_t dU[4];
+      uint32_t W[4];
+      uint32_t S[4];
+      uint32_t H[4];
       load_a_mk(dout, PaddedTile<kStride>{s.dout}, 0, v / 8);
       load_a_mk(dU, PaddedTile<kStride>{s.dU}, 0, v / 8);
       load_a_mk(W, PaddedTile<kStride>{s.W}, 0, v / 8);
@@ -301,7 +347,8 @@ struct DeltaGradients {
         mma_m16n16k16(of_a[2 * n], of_a[2 * n + 1], dU, S);
         mma_m16n16k16(of_b[2 * n], of_b[2 * n + 1], W, H);
         if (!g.dlog_decay) continue;
-        const uint4 &x = now.before[n], &y = now.dafter[n];
+        const uint4& x = now.before[n];
+        const uint4& y = now.dafter[n];
         const uint32_t rows[4] = {x.x, x.y, x.z, x.w};
         mma_m16n8k16(products[0], rows, y.x, y.z);
         mma_m16n8k16(products[1], rows, y.y, y.w);
@@ -313,11 +360,15 @@ struct DeltaGradients {
 
   // M by warp 0 and N by warp 1, and what their pairs contribute to the gates.
   __device__ void mix() {
-    float raw[2][4] = {}, by_row[2] = {}, by_column[2][2] = {};
+    float raw[2][4] = {};
+    float by_row[2] = {};
+    float by_column[2][2] = {};
     add_scores<kK>(raw, warp == 0 ? s.q : s.k, s.k);
     each_element(scores, [&](float& x, int n, int e) {
-      const int t = late_step(e), j = early_step(n, e);
-      const float y = x * s.gates.between(t, j), of_row = warp == 0 ? c.p.scale : -s.gates.rates[t];
+      const int t = late_step(e);
+      const int j = early_step(n, e);
+      const float y = x * s.gates.between(t, j);
+      const float of_row = warp == 0 ? c.p.scale : -s.gates.rates[t];
       x = t > j || (warp == 0 && t == j) ? y * of_row : 0;
       if (t <= j) return;
       by_row[e / 2] += (warp == 0 ? x : y) * raw[n][e];
@@ -367,14 +418,18 @@ struct DeltaGradients {
     });
   }
   __device__ void through_scores() {
-    uint32_t M[4], N[4], across[4], transposed[4];
+    uint32_t M[4];
+    uint32_t N[4];
+    uint32_t across[4];
+    uint32_t transposed[4];
     load_a_mk(M, PaddedTile<kSquare>{s.M});
     load_a_km(transposed, PaddedTile<kSquare>{s.M});
     load_a_mk(N, PaddedTile<kSquare>{s.N});
     load_a_km(across, PaddedTile<kSquare>{s.N});
 #pragma unroll
     for (int n = 0; n < 4; n += 2) {
-      uint32_t q[4], k[4];
+      uint32_t q[4];
+      uint32_t k[4];
       load_b_kn(q, PaddedTile<kRow>{s.q}, 0, warp * 4 + n);
       load_b_kn(k, PaddedTile<kRow>{s.k}, 0, warp * 4 + n);
       mma_m16n16k16(of_q[n], of_q[n + 1], M, k);
@@ -388,13 +443,16 @@ struct DeltaGradients {
   // row within the chunk.
   __device__ void gates() const {
     const int t = lane % kSteps;
-    float dots[3] = {}, own = 0, through = 0;
+    float dots[3] = {};
+    float own = 0;
+    float through = 0;
     for (int i = 0; i < kWarps; ++i) {
       for (int x = 0; x < 3; ++x) dots[x] += s.dots[x][i][t];
       own += s.direct[i][t];
       through += s.whole[i];
     }
-    const float early = s.gates.early(t), of_a = early * dots[1] + s.rows[1][t];
+    const float early = s.gates.early(t);
+    const float of_a = early * dots[1] + s.rows[1][t];
     float behind = c.p.scale * early * dots[0] - s.gates.rates[t] * of_a + s.rows[0][t] -
                    s.columns[0][t] - s.columns[1][t];
 #pragma unroll

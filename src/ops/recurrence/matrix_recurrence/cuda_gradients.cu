@@ -9,25 +9,36 @@ namespace {
 
 // Gradients of the scores of step t against step j.
 struct alignas(16) Score {
-  float qk, qb, ak, ab;
+  float qk;
+  float qb;
+  float ak;
+  float ab;
 };
 
 template <Rule kRule, int kK>
 struct GradientSmem {
   static constexpr int kWarps = kK / 32;
   struct Slice {
-    bf16 dout[kSteps * kColumnStride], values[kSteps * kColumnStride];
-    Tile<kLow<kRule>, kSteps * kColumnStride> W, dW, dU;
+    bf16 dout[kSteps * kColumnStride];
+    bf16 values[kSteps * kColumnStride];
+    Tile<kLow<kRule>, kSteps * kColumnStride> W;
+    Tile<kLow<kRule>, kSteps * kColumnStride> dW;
+    Tile<kLow<kRule>, kSteps * kColumnStride> dU;
   };
   union {
     Slice slice;
     float products[kLow<kRule> ? 4 : 2][kSteps][kK];  // gradients of q̃, k̂, ã, b̂
   };
-  bf16 q[kSteps * kK], k[kSteps * kK];
-  Tile<kLow<kRule>, kSteps * kK> a, b;
-  Tile<kLow<kRule>, kSteps * kSquare> T, G;
+  bf16 q[kSteps * kK];
+  bf16 k[kSteps * kK];
+  Tile<kLow<kRule>, kSteps * kK> a;
+  Tile<kLow<kRule>, kSteps * kK> b;
+  Tile<kLow<kRule>, kSteps * kSquare> T;
+  Tile<kLow<kRule>, kSteps * kSquare> G;
   Score scores[kSteps][kSteps];
-  float sums[kWarps][kSteps], decays[kK];  // decays: Σ_v S ⊙ dS'
+  // decays: Σ_v S ⊙ dS'
+  float sums[kWarps][kSteps];
+  float decays[kK];
 };
 
 // What a warp sums over the slices of V: its share of the products' columns, and of the gradients
@@ -35,7 +46,8 @@ struct GradientSmem {
 template <Rule kRule, int kK>
 struct Sums {
   using S = GradientSmem<kRule, kK>;
-  static constexpr int kProducts = kLow<kRule> ? 4 : 2, kCombinations = kLow<kRule> ? 4 : 1;
+  static constexpr int kProducts = kLow<kRule> ? 4 : 2;
+  static constexpr int kCombinations = kLow<kRule> ? 4 : 1;
   static constexpr int kMine = (kCombinations + S::kWarps - 1) / S::kWarps;
   float products[kProducts][4][4] = {};  // 32 columns of each
   float scores[kMine][2][4] = {};
@@ -43,7 +55,8 @@ struct Sums {
 
   // dU = Tᵀ dW + Gᵀ dout: what a step's own value and its row of the low-rank part receive.
   __device__ static void solve(S& s, int columns) {
-    uint32_t T[4], G[4];
+    uint32_t T[4];
+    uint32_t G[4];
     load_a_km(T, PaddedTile<kSquare>{s.T});
     load_a_km(G, PaddedTile<kSquare>{s.G});
     for (int first = threadIdx.x / 32 * 16; first < columns; first += S::kWarps * 16) {
@@ -78,7 +91,8 @@ struct Sums {
       if (v + 16 < columns) states.load<S::kWarps * 32>(task, state + v + 16);
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
-        uint32_t before[4], dafter[4];
+        uint32_t before[4];
+        uint32_t dafter[4];
         transpose_square(before, now.before[n]);
         transpose_square(dafter, now.dafter[n]);
         add_product(products[0], n, x.dout, v, before);
@@ -89,7 +103,8 @@ struct Sums {
         }
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          const float2 a = unpack_bf16x2(before[e]), b = unpack_bf16x2(dafter[e]);
+          const float2 a = unpack_bf16x2(before[e]);
+          const float2 b = unpack_bf16x2(dafter[e]);
           decays[n][e / 2] += a.x * b.x + a.y * b.y;
         }
       }
@@ -103,7 +118,8 @@ struct Sums {
   }
 
   __device__ void store(S& s) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int lane = threadIdx.x % 32;
+    const int warp = threadIdx.x / 32;
 #pragma unroll
     for (int n = 0; n < 2; ++n)
 #pragma unroll
@@ -129,8 +145,13 @@ struct Sums {
 // One channel of a chunk: rows and columns, and their gradients.
 template <Rule kRule, bool kBonus>
 struct Channel {
-  float q[kSteps], a[kSteps], decay[kSteps];
-  float dq[kSteps], da[kSteps], dlog[kSteps];  // dlog: with respect to the log decay
+  float q[kSteps];
+  float a[kSteps];
+  float decay[kSteps];
+  // dlog: with respect to the log decay
+  float dq[kSteps];
+  float da[kSteps];
+  float dlog[kSteps];
 
   // Through the rows that read the state before the chunk, and the state that goes through it.
   template <class S>
@@ -158,7 +179,8 @@ struct Channel {
   template <class S>
   __device__ void through_column(const S& s, int j, float k, float b, float bonus, float& dk,
                                  float& db) {
-    float ks[kSteps], bs[kSteps];
+    float ks[kSteps];
+    float bs[kSteps];
     ks[j] = k;
     bs[j] = b;
     const Score own = s.scores[j][j];
@@ -237,7 +259,8 @@ __global__ void __launch_bounds__(kK, 384 / kK) gradients_kernel(ChunkedBackward
   for (int first = 0; first < V; first += kMaxColumns) {
     const int columns = int(min(int64_t{kMaxColumns}, V - first));
     auto& x = s.slice;
-    const int64_t state = c.index * V + first, low = c.index * kSteps * V + first;
+    const int64_t state = c.index * V + first;
+    const int64_t low = c.index * kSteps * V + first;
     __syncthreads();
     rows(x.dout, kColumnStride, bwd.dout, V, first, columns);
     rows(x.values, kColumnStride, p.v, V, first, columns);
@@ -275,13 +298,16 @@ __global__ void __launch_bounds__(kK, 384 / kK) gradients_kernel(ChunkedBackward
     if (as_float) static_cast<float*>(to)[at] = x;
     else static_cast<bf16*>(to)[at] = __float2bfloat16(x);
   };
-  const bool by_head = bwd.dlog_decay && p.decay_dim == 1, by_key = bwd.dlog_decay && !by_head;
+  const bool by_head = bwd.dlog_decay && p.decay_dim == 1;
+  const bool by_key = bwd.dlog_decay && !by_head;
   const float bonus = kBonus ? c.bonus(n) : 0;
   float du = 0;
 #pragma unroll
   for (int j = 0; j < kSteps; ++j) {
-    const float k = to_compute(s.k[j * kK + n]), b = kLow<kRule> ? to_compute(s.b[j * kK + n]) : 0;
-    float dk = s.products[1][j][n], db = 0;
+    const float k = to_compute(s.k[j * kK + n]);
+    const float b = kLow<kRule> ? to_compute(s.b[j * kK + n]) : 0;
+    float dk = s.products[1][j][n];
+    float db = 0;
     if constexpr (kLow<kRule>) db = s.products[3][j][n];
     // Afterwards nothing more is added to the gradients of step j.
     channel.through_column(s, j, k, b, bonus, dk, db);

@@ -25,10 +25,15 @@ __device__ void store_bf16(bf16* to, const Vec<float, N>& x) {
 template <Rule kRule, int kK>
 struct Chunk {
   const ChunkedForward& p;
-  int64_t index, batch, head, start;
+  int64_t index;
+  int64_t batch;
+  int64_t head;
+  int64_t start;
   int steps;  // of the 16 that are there
   __device__ Chunk(const ChunkedForward& parameters, int64_t i) : p(parameters), index(i) {
-    const unsigned heads = p.heads, chunks = ceil_div(p.time, kSteps), row = unsigned(i) / heads;
+    const unsigned heads = p.heads;
+    const unsigned chunks = ceil_div(p.time, kSteps);
+    const unsigned row = unsigned(i) / heads;
     head = unsigned(i) % heads;
     batch = row / chunks;
     start = int64_t(row % chunks) * kSteps;
@@ -69,7 +74,8 @@ struct Chunk {
 // of a warp. Both are kept as squares [V / 16, K / 16, 16 × 16], each as the operand A of a warp.
 // A lane reads its part of a square at once, and nothing of it goes through shared memory.
 struct States {
-  uint4 before[2], dafter[2];
+  uint4 before[2];
+  uint4 dafter[2];
 
   // From row `row` of all chunks' states on.
   template <int kK>
@@ -95,7 +101,10 @@ __device__ inline void transpose_square(uint32_t (&b)[4], const uint4& square) {
 // The 16 steps of kPerLane neighbouring channels.
 template <Rule kRule, int kPerLane>
 struct Steps {
-  Vec<bf16, kPerLane> raw_q[kSteps], raw_k[kSteps], raw_a[kSteps], raw_b[kSteps];
+  Vec<bf16, kPerLane> raw_q[kSteps];
+  Vec<bf16, kPerLane> raw_k[kSteps];
+  Vec<bf16, kPerLane> raw_a[kSteps];
+  Vec<bf16, kPerLane> raw_b[kSteps];
   using Numbers = Vec<float, kPerLane>;
   Numbers decay[kSteps];
   float scale;
@@ -121,7 +130,8 @@ struct Steps {
   // or before it with a bonus. Returns the decay of the last block.
   template <int kBlock, bool kBonus, class F>
   __device__ Numbers each_row(F&& f) const {
-    Numbers before, after;
+    Numbers before;
+    Numbers after;
 #pragma unroll
     for (int t = 0; t < kSteps; ++t) {
       before = t % kBlock > 0 ? after : vec_of<kPerLane>([](int) { return 1.f; });

@@ -10,8 +10,12 @@ namespace {
 template <Rule kRule, int kK, bool kBackwards, bool kOutputs>
 struct PreparedPass : Walk {
   using Tiles = ChunkTiles<kRule, kK>;
-  static constexpr int kChunk = kSteps, kBlocks = 1, kRow = kK + 8, kStages = 4;
-  static constexpr bool kTurns = !kOutputs && kLow<kRule>, kTotals = !kOutputs && !kLow<kRule>;
+  static constexpr int kChunk = kSteps;
+  static constexpr int kBlocks = 1;
+  static constexpr int kRow = kK + 8;
+  static constexpr int kStages = 4;
+  static constexpr bool kTurns = !kOutputs && kLow<kRule>;
+  static constexpr bool kTotals = !kOutputs && !kLow<kRule>;
   struct Stage : Tiles {
     bf16 values[kSteps * kColumnStride];
     alignas(16) uint64_t full;  // mbarrier: the tiles have arrived
@@ -21,17 +25,16 @@ struct PreparedPass : Walk {
   };
 
   // The vector of the values that this thread copies: there are as many as threads.
-  const int vectors = task.segments.columns / 8, y = threadIdx.x / vectors,
-            x = threadIdx.x % vectors * 8;
+  const int vectors = task.segments.columns / 8;
+  const int y = threadIdx.x / vectors;
+  const int x = threadIdx.x % vectors * 8;
   const bf16* values = row<bf16>(task.values, p.heads, batch, y, head, p.value_dim) + first + x;
 
   // The copy engine copies the tiles. Without outputs neither A is read nor, forwards, P or,
   // backwards, K.
   __device__ void fetch(Stage& to, int i) const {
-    constexpr int kBegin = kOutputs     ? 0
-                           : kBackwards ? offsetof(Tiles, R)
-                                        : offsetof(Tiles, K),
-                  kBytes = (kOutputs || kBackwards ? sizeof(Tiles) : offsetof(Tiles, P)) - kBegin;
+    constexpr int kBegin = kOutputs ? 0 : kBackwards ? offsetof(Tiles, R) : offsetof(Tiles, K);
+    constexpr int kBytes = (kOutputs || kBackwards ? sizeof(Tiles) : offsetof(Tiles, P)) - kBegin;
     if (threadIdx.x == 0) {
       const Tiles& from = task.tiles.at<kRule, kK>(index(i));
       const Mbarrier full{&to.full};
@@ -60,12 +63,15 @@ struct PreparedPass : Walk {
   __device__ void chunk(float (&state)[kK / 8][4], const Stage& t, int i) const {
     using Rows = PaddedTile<kRow>;
     using Square = PaddedTile<kSquare>;
-    uint32_t before[kK / 16][4], values[4] = {}, low[4];
+    uint32_t before[kK / 16][4];
+    uint32_t values[4] = {};
+    uint32_t low[4];
     pack_operand(before, state);
     if (!is_turn) load_a_km(values, PaddedTile<kColumnStride>{t.values + own});
     if constexpr (kOutputs) keep_operand(before, i);
 
-    float W[2][4] = {}, out[2][4] = {};
+    float W[2][4] = {};
+    float out[2][4] = {};
     if constexpr (kLow<kRule>) {
       if constexpr (!kBackwards) multiply_nk(W, values, Square{t.Y});
       read_state(W, before, kBackwards ? t.B : t.R);
@@ -87,7 +93,8 @@ struct PreparedPass : Walk {
   }
 
   __device__ void run(Smem& s) const {
-    float state[kK / 8][4], total[kK / 8][4];
+    float state[kK / 8][4];
+    float total[kK / 8][4];
     if (threadIdx.x == 0) {
       for (Stage& stage : s.stages) Mbarrier{&stage.full}.init(1);
       fence_mbarrier_init();

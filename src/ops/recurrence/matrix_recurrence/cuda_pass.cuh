@@ -9,10 +9,17 @@ namespace assay::ops::cuda::chunks {
 struct Walk {
   const ChunkedForward& p;
   const Pass& task;
-  const int size, chunks;  // steps of a chunk; chunks of the sequence
+  // steps of a chunk; chunks of the sequence
+  const int size;
+  const int chunks;
   // the warp's first column
-  const int own = threadIdx.x % 128 / 32 * 16, lane = threadIdx.x % 32;
-  unsigned of_segment, of_head, segment, head, batch;
+  const int own = threadIdx.x % 128 / 32 * 16;
+  const int lane = threadIdx.x % 32;
+  unsigned of_segment;
+  unsigned of_head;
+  unsigned segment;
+  unsigned head;
+  unsigned batch;
   int first;     // column of the block
   bool is_turn;  // follows the unit matrix, not the values
 
@@ -21,7 +28,8 @@ struct Walk {
                   unsigned block = blockIdx.x)
       : p(parameters), task(pass), size(steps), chunks(int(ceil_div(p.time, steps))) {
     const Segments& s = task.segments;
-    const unsigned heads = p.heads, parts = s.parts + (turns ? int(p.key_dim) / s.columns : 0);
+    const unsigned heads = p.heads;
+    const unsigned parts = s.parts + (turns ? int(p.key_dim) / s.columns : 0);
     const int part = block % parts;
     of_segment = block / parts;
     of_head = of_segment / s.count;
@@ -45,7 +53,8 @@ struct Walk {
   template <int N, class F>
   __device__ void each(float (&state)[N][4], int64_t width, F&& f) const {
     each_element(state, [&](float& x, int k, int e) {
-      const int n = k * 8 + lane % 4 * 2 + e % 2, v = first + own + lane / 4 + e / 2 * 8;
+      const int n = k * 8 + lane % 4 * 2 + e % 2;
+      const int v = first + own + lane / 4 + e / 2 * 8;
       f(x, n * width + v, n == v);
     });
   }
@@ -71,7 +80,8 @@ struct Walk {
     to += first + own + odd * 8 + (lane & 2) * 2;
 #pragma unroll
     for (int n = 0; n < N; ++n) {
-      uint32_t low = pack_bf16x2(c[n][0], c[n][1]), high = pack_bf16x2(c[n][2], c[n][3]);
+      uint32_t low = pack_bf16x2(c[n][0], c[n][1]);
+      uint32_t high = pack_bf16x2(c[n][2], c[n][3]);
       movmatrix_trans(low);
       movmatrix_trans(high);
       const uint32_t other = __shfl_xor_sync(~0u, odd ? low : high, 1);

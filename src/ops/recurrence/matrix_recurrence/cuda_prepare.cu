@@ -12,8 +12,14 @@ constexpr int kWarps = 4;
 template <int kPerLane>
 struct PrepareSmem {
   static constexpr int kRow = 32 * kPerLane + 8;
-  bf16 rows[kSteps * kRow], columns[kSteps * kRow], T[kSteps * kSquare], G[kSteps * kSquare];
-  float qk[kSteps][kSteps], qb[kSteps][kSteps], ak[kSteps][kSteps], ab[kSteps][kSteps];
+  bf16 rows[kSteps * kRow];
+  bf16 columns[kSteps * kRow];
+  bf16 T[kSteps * kSquare];
+  bf16 G[kSteps * kSquare];
+  float qk[kSteps][kSteps];
+  float qb[kSteps][kSteps];
+  float ak[kSteps][kSteps];
+  float ab[kSteps][kSteps];
 };
 
 template <int kPerLane>
@@ -44,7 +50,8 @@ __device__ void level(const Steps<kRule, kPerLane>& s, PrepareSmem<kPerLane>& m,
   __syncwarp();
 #pragma unroll
   for (int k = 0; k < 2 * kPerLane; ++k) {
-    uint32_t a[4], b[4];
+    uint32_t a[4];
+    uint32_t b[4];
     load_a_mk(a, PaddedTile<PrepareSmem<kPerLane>::kRow>{m.rows + k * 16});
     load_b_nk(b, PaddedTile<PrepareSmem<kPerLane>::kRow>{m.columns + k * 16});
     mma_m16n8k16(sums[0], a, b[0], b[1]);
@@ -53,10 +60,13 @@ __device__ void level(const Steps<kRule, kPerLane>& s, PrepareSmem<kPerLane>& m,
 }
 template <int kHalf, Rule kRule, int kPerLane>
 __device__ void store_level(const float (&sums)[2][4], PrepareSmem<kPerLane>& m) {
-  const int lane = threadIdx.x % 32, r = lane / 4, t = r / kHalf * 2 * kHalf + kHalf + r % kHalf;
+  const int lane = threadIdx.x % 32;
+  const int r = lane / 4;
+  const int t = r / kHalf * 2 * kHalf + kHalf + r % kHalf;
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
-    const int c = lane % 4 * 2 + e, j = c / kHalf * 2 * kHalf + c % kHalf;
+    const int c = lane % 4 * 2 + e;
+    const int j = c / kHalf * 2 * kHalf + c % kHalf;
     if (r / kHalf != c / kHalf) continue;
     m.qk[t][j] = sums[0][e];
     if (kLow<kRule>) {
@@ -116,7 +126,9 @@ __device__ void squares(const Chunk<kRule, kK>& c, PrepareSmem<kPerLane>& m,
 template <int kPerLane>
 __device__ void mix_rows(PrepareSmem<kPerLane>& m) {
   const int lane = threadIdx.x % 32;
-  uint32_t T[4], G[4], b[4];
+  uint32_t T[4];
+  uint32_t G[4];
+  uint32_t b[4];
   load_a_mk(T, PaddedTile<kSquare>{m.T});
   load_a_mk(G, PaddedTile<kSquare>{m.G});
 #pragma unroll
@@ -125,9 +137,12 @@ __device__ void mix_rows(PrepareSmem<kPerLane>& m) {
     __syncwarp();
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int at = lane / 4 * m.kRow + k * 16 + half * 8 + lane % 4 * 2, below = at + 8 * m.kRow;
-      const float2 q = load_bf16x2(m.columns + at), r = load_bf16x2(m.columns + below);
-      float P[4] = {q.x, q.y, r.x, r.y}, R[4] = {};
+      const int at = lane / 4 * m.kRow + k * 16 + half * 8 + lane % 4 * 2;
+      const int below = at + 8 * m.kRow;
+      const float2 q = load_bf16x2(m.columns + at);
+      const float2 r = load_bf16x2(m.columns + below);
+      float P[4] = {q.x, q.y, r.x, r.y};
+      float R[4] = {};
       mma_m16n8k16(P, G, b[2 * half], b[2 * half + 1]);
       mma_m16n8k16(R, T, b[2 * half], b[2 * half + 1]);
       store_fragment(m.columns + k * 16 + half * 8, m.kRow, P);
@@ -169,14 +184,19 @@ __device__ void vectors(const Chunk<kRule, kK>& c, const Steps<kRule, kPerLane>&
 
 template <Rule kRule, int kK, bool kBonus>
 __global__ void __launch_bounds__(32 * kWarps, 3) prepare_kernel(ChunkedForward p, Prepared tiles) {
-  constexpr int kPerLane = kK % 64 == 0 ? 2 : 1, kBlock = 32 * kPerLane;
+  constexpr int kPerLane = kK % 64 == 0 ? 2 : 1;
+  constexpr int kBlock = 32 * kPerLane;
   __shared__ __align__(16) PrepareSmem<kPerLane> memory[kWarps];
   PrepareSmem<kPerLane>& m = memory[threadIdx.x / 32];
   const int lane = threadIdx.x % 32;
   const Chunk<kRule, kK> c(p, blockIdx.x * int64_t{kWarps} + threadIdx.x / 32);
   if (c.batch >= p.batch) return;
   Steps<kRule, kPerLane> s;
-  float own = 0, eight[2][4] = {}, four[2][4] = {}, two[2][4] = {}, one[2][4] = {};
+  float own = 0;
+  float eight[2][4] = {};
+  float four[2][4] = {};
+  float two[2][4] = {};
+  float one[2][4] = {};
 #pragma unroll 1
   for (int n = lane * kPerLane; n < kK; n += kBlock) {
     s.load(c, n);

@@ -17,10 +17,16 @@ namespace {
 
 constexpr int kThreads = 256;  // of the two warpgroups with gradients
 // Registers of their threads, and of the warpgroup that copies.
-constexpr int kRegisters = 240, kCopyRegisters = 24;
+constexpr int kRegisters = 240;
+constexpr int kCopyRegisters = 24;
 
 struct GradientMaps {
-  CUtensorMap q, k, dout, v, before, states;
+  CUtensorMap q;
+  CUtensorMap k;
+  CUtensorMap dout;
+  CUtensorMap v;
+  CUtensorMap before;
+  CUtensorMap states;
 };
 
 template <int kK>
@@ -41,8 +47,12 @@ struct ScalarGradients {
   };
   // Of a head, over rows and columns of what each pair of steps contributes.
   struct Sums {
-    float by_row[kScalarSteps], by_column[kScalarSteps], written[kScalarSteps], own[kScalarSteps],
-        direct[kScalarSteps], whole[8];
+    float by_row[kScalarSteps];
+    float by_column[kScalarSteps];
+    float written[kScalarSteps];
+    float own[kScalarSteps];
+    float direct[kScalarSteps];
+    float whole[8];
     ScalarGates gates;
   };
   struct Smem {
@@ -59,15 +69,27 @@ struct ScalarGradients {
   int heads;  // of the block
   Smem& s;
   const ChunkedForward& p = g.forward;
-  unsigned chunks = ceil_div(p.time, kScalarSteps), groups = unsigned(p.heads) / heads,
-           index = blockIdx.x / groups, first_head = blockIdx.x % groups * heads;  // b chunks + n
-  int there = int(min(int64_t{kScalarSteps}, p.time - start())),  // steps of the chunk
-      slices = int(ceil_div(p.value_dim, kMaxColumns));           // of a head's values
+  // b chunks + n
+  unsigned chunks = ceil_div(p.time, kScalarSteps);
+  unsigned groups = unsigned(p.heads) / heads;
+  unsigned index = blockIdx.x / groups;
+  unsigned first_head = blockIdx.x % groups * heads;
+  // of a head's values
+  int there = int(min(int64_t{kScalarSteps}, p.time - start()));  // steps of the chunk
+  int slices = int(ceil_div(p.value_dim, kMaxColumns));
   // side: 0 of q, 1 of k; down: the first of the warp's 16 rows
-  int lane = threadIdx.x % 32, side = __shfl_sync(~0u, int(threadIdx.x / 128), 0),
-      down = threadIdx.x / 32 % 4 * 16;
-  float sum[kK / 8][4] = {}, raw[kScalarSteps / 8][4];                     // raw: own · otherᵀ
-  float scores[kScalarSteps / 8][4], dots[2], factor[2], reach[2], whole;  // of a head
+  int lane = threadIdx.x % 32;
+  int side = __shfl_sync(~0u, int(threadIdx.x / 128), 0);
+  int down = threadIdx.x / 32 % 4 * 16;
+  // raw: own · otherᵀ
+  float sum[kK / 8][4] = {};
+  float raw[kScalarSteps / 8][4];
+  // of a head
+  float scores[kScalarSteps / 8][4];
+  float dots[2];
+  float factor[2];
+  float reach[2];
+  float whole;
 
   __device__ int64_t batch() const { return index / chunks; }
   __device__ int64_t start() const { return index % chunks * int64_t{kScalarSteps}; }
@@ -80,7 +102,8 @@ struct ScalarGradients {
 
   // By one thread: q and k, and then the heads, up to 64 columns at a time.
   __device__ void copy(const GradientMaps& maps) {
-    const int sequence = int(batch()), t = int(start());
+    const int sequence = int(batch());
+    const int t = int(start());
     const auto tile = [&](bf16* to, int width, const CUtensorMap& map, int column, int head,
                           int row, int b, Mbarrier full) {
       for (int x = 0; x < width; x += kPiece)
@@ -98,8 +121,10 @@ struct ScalarGradients {
       Item& to = s.items[state.stage];
       const Mbarrier full =
           s.ring().producer_acquire(state.stage, state.phase, sizeof(Item) + sizeof(ScalarGates));
-      const int head = int(first_head) + i / slices, column = i % slices * kMaxColumns,
-                at = int(index) * int(p.heads) + head, row = at * int(p.value_dim) + column;
+      const int head = int(first_head) + i / slices;
+      const int column = i % slices * kMaxColumns;
+      const int at = int(index) * int(p.heads) + head;
+      const int row = at * int(p.value_dim) + column;
       tile(to.states[0], kK, maps.before, 0, 0, row, 0, full);
       tile(to.states[1], kK, maps.states, 0, 0, row, 0, full);
       cp_async_bulk_tensor_4d(to.values[0], maps.dout, column, head_of(g.dout, head), t, sequence,
@@ -124,7 +149,8 @@ struct ScalarGradients {
   // c += a bᵀ over the columns of two tiles.
   template <class Tile>
   static __device__ void multiply_rows(float (&c)[kScalarSteps / 8][4], Tile a, Tile b, bool keep) {
-    const WgmmaDescriptor from_a = warp_uniform(a.rows()), from_b = warp_uniform(b.rows());
+    const WgmmaDescriptor from_a = warp_uniform(a.rows());
+    const WgmmaDescriptor from_b = warp_uniform(b.rows());
 #pragma unroll
     for (int k = 0; k < Tile::kWidth / 16; ++k)
       wgmma<kScalarSteps, false, false>(c, from_a + Tile::rows_at(0, k),
@@ -133,8 +159,8 @@ struct ScalarGradients {
   // Adds up to 64 columns of the values; `first`, of a head. By products with them, the gradient
   // that comes through the state, and dots += its rows times those of q or k.
   __device__ void add(Item& x, bool first) {
-    const WgmmaDescriptor a = warp_uniform(values(x, side).rows()),
-                          b = warp_uniform(state(x, side).columns());
+    const WgmmaDescriptor a = warp_uniform(values(x, side).rows());
+    const WgmmaDescriptor b = warp_uniform(state(x, side).columns());
     wgmma_fence();
     multiply_rows(scores, values(x, side), values(x, 1 - side), !first);
 #pragma unroll
@@ -184,7 +210,9 @@ struct ScalarGradients {
   // contributes. Rows are the steps that read, or (kSide 1) those that write.
   template <int kSide>
   __device__ void mix(const ScalarGates& gates, Sums& to) {
-    float rows[2] = {0, 0}, decay[2], weight[2];
+    float rows[2] = {0, 0};
+    float decay[2];
+    float weight[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       decay[i] = gates.decays[row_of(i)];
@@ -219,8 +247,8 @@ struct ScalarGradients {
       float before[4];  // of steps before one another, not of a step with itself
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const float theirs = e % 2 ? decays.y : decays.x,
-                    apart = kSide == 0 ? decay[e / 2] - theirs : theirs - decay[e / 2];
+        const float theirs = e % 2 ? decays.y : decays.x;
+        const float apart = kSide == 0 ? decay[e / 2] - theirs : theirs - decay[e / 2];
         before[e] = d[e] *= ex2_approx(apart) * (e % 2 ? scale.y : scale.x);
       }
       if (diagonal)
@@ -274,11 +302,16 @@ struct ScalarGradients {
   // before its step to it or after it: state to state, state to row, column to state and, within
   // the chunk, column to row.
   __device__ void put_gates(const Sums& x, int64_t head) const {
-    float falling[2], rising[2], weights[2], direct = 0, through = 0;
+    float falling[2];
+    float rising[2];
+    float weights[2];
+    float direct = 0;
+    float through = 0;
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       const int t = lane * 2 + e;
-      const float column = x.by_column[t], state = x.written[t];
+      const float column = x.by_column[t];
+      const float state = x.written[t];
       falling[e] = x.by_row[t] - column * x.gates.weights[t];
       rising[e] = state * x.gates.weights[t];
       weights[e] = column + x.own[t] + state;
@@ -332,7 +365,9 @@ struct ScalarGradients {
       const ScalarGates& gates = s.gates[now.stage];
       if (i % slices == 0) begin(gates);
       add(x, i % slices == 0);
-      const int head = i / slices, place = head % kDeferred, warp = threadIdx.x / 32;
+      const int head = i / slices;
+      const int place = head % kDeferred;
+      const int warp = threadIdx.x / 32;
       const bool last = i % slices == slices - 1;
       if (last) {
         if (!kKeepsRaw || head == 0) {
@@ -387,7 +422,8 @@ int64_t common_sharers(const ChunkedForward& p) {
   return std::gcd(p.heads / p.q.heads, p.heads / p.k.heads);
 }
 int64_t sharers(const ChunkedForward& p) {
-  const int64_t both = common_sharers(p), blocks_wanted = 4 * sm_count();
+  const int64_t both = common_sharers(p);
+  const int64_t blocks_wanted = 4 * sm_count();
   int64_t heads = both;
   while (heads > 1 && (both % heads || chunk_count(p) * (p.heads / heads) < blocks_wanted)) --heads;
   return heads;
@@ -395,7 +431,8 @@ int64_t sharers(const ChunkedForward& p) {
 
 void scalar_gradients(const ChunkedBackward& bwd, const Pass& task, Stream stream) {
   const ChunkedForward& p = bwd.forward;
-  const int64_t heads = sharers(p), blocks = chunk_count(p) * (p.heads / heads);
+  const int64_t heads = sharers(p);
+  const int64_t blocks = chunk_count(p) * (p.heads / heads);
   const auto map = [&](const HeadView& x, int64_t width) {
     return rows_map(x.rows, p.batch, p.time, x.heads, width);
   };

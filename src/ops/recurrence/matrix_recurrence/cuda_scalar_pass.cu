@@ -10,11 +10,16 @@ namespace {
 
 // One warp per chunk and head, two steps per lane.
 __global__ void __launch_bounds__(256) gates_kernel(ChunkedForward p, ScalarGates* gates) {
-  const unsigned heads = p.heads, chunks = ceil_div(p.time, kScalarSteps),
-                 index = blockIdx.x * 8 + threadIdx.x / 32, h = index % heads,
-                 n = index / heads % chunks, b = index / heads / chunks, lane = threadIdx.x % 32;
+  const unsigned heads = p.heads;
+  const unsigned chunks = ceil_div(p.time, kScalarSteps);
+  const unsigned index = blockIdx.x * 8 + threadIdx.x / 32;
+  const unsigned h = index % heads;
+  const unsigned n = index / heads % chunks;
+  const unsigned b = index / heads / chunks;
+  const unsigned lane = threadIdx.x % 32;
   if (b >= p.batch) return;
-  float decay[2], weight[2];
+  float decay[2];
+  float weight[2];
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
     const int64_t t = n * int64_t{kScalarSteps} + lane * 2 + e;
@@ -36,7 +41,8 @@ __global__ void __launch_bounds__(256) gates_kernel(ChunkedForward p, ScalarGate
 // A unit is 64 columns of one head's state, the work of a warpgroup. Units of a group read the same
 // rows of q and k, and those of a block have them in common.
 struct Units {
-  int group, of_block;
+  int group;
+  int of_block;
   explicit Units(const ChunkedForward& p)
       : group(int(common_sharers(p) * (p.value_dim / kMaxColumns))), of_block(1) {
     if (p.key_dim == kLargestKey) of_block = 2;
@@ -45,10 +51,12 @@ struct Units {
   __host__ __device__ unsigned blocks() const { return unsigned(group + of_block - 1) / of_block; }
   // The place of unit `unit` of the block among the parts of all heads' segments.
   __device__ unsigned place(const ChunkedForward& p, const Segments& s, int unit) const {
-    const unsigned heads = p.heads, groups = heads * s.parts / group,
-                   above = blockIdx.x / blocks(),  // batch, segment, group
-        part = above % groups * group + blockIdx.x % blocks() * of_block + unit,
-                   batch = above / groups / s.count, segment = above / groups % s.count;
+    const unsigned heads = p.heads;
+    const unsigned groups = heads * s.parts / group;
+    const unsigned above = blockIdx.x / blocks();  // batch, segment, group
+    const unsigned part = above % groups * group + blockIdx.x % blocks() * of_block + unit;
+    const unsigned batch = above / groups / s.count;
+    const unsigned segment = above / groups % s.count;
     return ((batch * heads + part / s.parts) * s.count + segment) * s.parts + part % s.parts;
   }
   // of the block
@@ -60,19 +68,24 @@ constexpr int blocks_of_sm(int of_block, int64_t key_dim) {
   return of_block > 1 ? 1 : key_dim == 64 ? 3 : 2;
 }
 struct Maps {
-  CUtensorMap reader, writer, values, states;
+  CUtensorMap reader;
+  CUtensorMap writer;
+  CUtensorMap values;
+  CUtensorMap states;
 };
 
 // A warpgroup has the unit's state in registers, transposed, as the sums of one product. A
 // warpgroup more starts the copies of the next chunk.
 template <int kK, int kUnits, bool kBackwards, bool kOutputs>
 struct ScalarPass : Walk {
-  static constexpr int kChunk = kScalarSteps, kThreads = (kUnits + 1) * 128;
+  static constexpr int kChunk = kScalarSteps;
+  static constexpr int kThreads = (kUnits + 1) * 128;
   static constexpr int kBlocks = blocks_of_sm(kUnits, kK);
   // Registers of a thread of a unit, and of the warpgroup that copies: all that an SM has.
-  static constexpr int kAlone = kK == 64 ? 136 : 224, kTogether = kUnits == 3 ? 160 : 240;
-  static constexpr int kRegisters = kUnits > 1 ? kTogether : kAlone,
-                       kCopyRegisters = kUnits == 3 ? 32 : 24;
+  static constexpr int kAlone = kK == 64 ? 136 : 224;
+  static constexpr int kTogether = kUnits == 3 ? 160 : 240;
+  static constexpr int kRegisters = kUnits > 1 ? kTogether : kAlone;
+  static constexpr int kCopyRegisters = kUnits == 3 ? 32 : 24;
   using Rows = WgmmaTile<kK, kChunk>;
   using Columns = WgmmaTile<kMaxColumns, kChunk>;
   using Ring = Pipeline<2>;
@@ -98,8 +111,10 @@ struct ScalarPass : Walk {
     const auto head_of = [&](const HeadView& x, unsigned h) {
       return int(h) / (int(p.heads) / int(x.heads));
     };
-    const int reader = head_of(task.reader, head), writer = head_of(task.writer, head),
-              parts = task.segments.parts, sequence = int(batch);
+    const int reader = head_of(task.reader, head);
+    const int writer = head_of(task.writer, head);
+    const int parts = task.segments.parts;
+    const int sequence = int(batch);
     PipelineState<2> state;
 #pragma unroll 1
     for (int i = begin(); i < end(); ++i, state.advance()) {
@@ -127,16 +142,16 @@ struct ScalarPass : Walk {
       }
     }
   }
-  static constexpr uint32_t kRowBytes = (1 + kOutputs) * kChunk * kK * 2,
-                            kUnitBytes = kChunk * kMaxColumns * 2 + sizeof(ScalarGates);
+  static constexpr uint32_t kRowBytes = (1 + kOutputs) * kChunk * kK * 2;
+  static constexpr uint32_t kUnitBytes = kChunk * kMaxColumns * 2 + sizeof(ScalarGates);
 
   // reader writerᵀ with the decays between, as an operand; zero where the writer comes later.
   __device__ void weights(uint32_t (&to)[4][4], float (&scores)[8][4],
                           const ScalarGates& gates) const {
     const float skip = p.skip ? p.skip[head] : 0;
     const int row = own + lane / 4;
-    const float row_decay[2] = {gates.decays[row], gates.decays[row + 8]},
-                row_weight[2] = {gates.weights[row] * p.scale, gates.weights[row + 8] * p.scale};
+    const float row_decay[2] = {gates.decays[row], gates.decays[row + 8]};
+    const float row_weight[2] = {gates.weights[row] * p.scale, gates.weights[row + 8] * p.scale};
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       if (kBackwards ? j * 16 < own : j * 16 > own) {
@@ -147,15 +162,16 @@ struct ScalarPass : Walk {
 #pragma unroll
       for (int n = 2 * j; n < 2 * j + 2; ++n) {
         const int column = n * 8 + lane % 4 * 2;
-        const float2 decay = *reinterpret_cast<const float2*>(gates.decays + column),
-                     weight = *reinterpret_cast<const float2*>(gates.weights + column);
+        const float2 decay = *reinterpret_cast<const float2*>(gates.decays + column);
+        const float2 weight = *reinterpret_cast<const float2*>(gates.weights + column);
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          const int y = row + e / 2 * 8, x = column + e % 2;
-          const float later = row_decay[e / 2] - (e % 2 ? decay.y : decay.x),
-                      factor =
-                          kBackwards ? row_weight[e / 2] : (e % 2 ? weight.y : weight.x) * p.scale,
-                      score = scores[n][e] * (ex2_approx(kBackwards ? -later : later) * factor);
+          const int y = row + e / 2 * 8;
+          const int x = column + e % 2;
+          const float later = row_decay[e / 2] - (e % 2 ? decay.y : decay.x);
+          const float factor =
+              kBackwards ? row_weight[e / 2] : (e % 2 ? weight.y : weight.x) * p.scale;
+          const float score = scores[n][e] * (ex2_approx(kBackwards ? -later : later) * factor);
           scores[n][e] = y == x ? score + skip : (kBackwards ? x > y : x < y) ? score : 0;
         }
       }
@@ -165,8 +181,9 @@ struct ScalarPass : Walk {
   // Of row y of the unit: what scales what it reads of the state before the chunk, and what it
   // writes.
   __device__ float2 factors(const ScalarGates& gates, int y) const {
-    const float sum = gates.decays[y], start = ex2_approx(sum) * p.scale,
-                end = ex2_approx(gates.decays[kChunk - 1] - sum) * gates.weights[y];
+    const float sum = gates.decays[y];
+    const float start = ex2_approx(sum) * p.scale;
+    const float end = ex2_approx(gates.decays[kChunk - 1] - sum) * gates.weights[y];
     return kBackwards ? float2{end, start} : float2{start, end};
   }
 
@@ -207,13 +224,14 @@ struct ScalarPass : Walk {
   __device__ void chunk(float (&state)[kK / 8][4], Smem& s, const Stage& t, int i) const {
     const ScalarGates& gates = t.gates[unit];
     const Columns values{const_cast<bf16*>(t.values[unit])};
-    const WgmmaDescriptor writer = warp_uniform(Rows{const_cast<bf16*>(t.writer)}.rows()),
-                          written = warp_uniform(Rows{const_cast<bf16*>(t.writer)}.columns());
-    float scores[8][4], out[8][4];
+    const WgmmaDescriptor writer = warp_uniform(Rows{const_cast<bf16*>(t.writer)}.rows());
+    const WgmmaDescriptor written = warp_uniform(Rows{const_cast<bf16*>(t.writer)}.columns());
+    float scores[8][4];
+    float out[8][4];
     put(s, gates, state, i);
     if constexpr (kOutputs) {
-      const WgmmaDescriptor reader = warp_uniform(Rows{const_cast<bf16*>(t.reader)}.rows()),
-                            before = warp_uniform(Rows{s.before[unit]}.rows());
+      const WgmmaDescriptor reader = warp_uniform(Rows{const_cast<bf16*>(t.reader)}.rows());
+      const WgmmaDescriptor before = warp_uniform(Rows{s.before[unit]}.rows());
       wgmma_fence();
 #pragma unroll
       for (int k = 0; k < kK / 16; ++k)
@@ -245,9 +263,9 @@ struct ScalarPass : Walk {
       load_a_km(scaled[j], values, j * 16, own / 8);
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const float2 write = *reinterpret_cast<const float2*>(s.write[unit] + j * 16 + e / 2 * 8 +
-                                                              lane % 4 * 2),
-                     x = unpack_bf16x2(scaled[j][e]);
+        const float2 write =
+            *reinterpret_cast<const float2*>(s.write[unit] + j * 16 + e / 2 * 8 + lane % 4 * 2);
+        const float2 x = unpack_bf16x2(scaled[j][e]);
         scaled[j][e] = pack_bf16x2(x.x * write.x, x.y * write.y);
       }
     }
@@ -266,7 +284,8 @@ struct ScalarPass : Walk {
 
   __device__ void run(Smem& s) const {
     const Ring ring{s.barriers};
-    float state[kK / 8][4], total = 0;
+    float state[kK / 8][4];
+    float total = 0;
     load(state, task.starts);
     PipelineState<2> now;
     for (int i = begin(); i < end(); ++i, now.advance()) {
@@ -297,7 +316,8 @@ __global__ void __launch_bounds__(ScalarPass<kK, kUnits, kBackwards, kOutputs>::
     fence_mbarrier_init();
   }
   __syncthreads();
-  const int warpgroup = threadIdx.x / 128, unit = warpgroup % kUnits;
+  const int warpgroup = threadIdx.x / 128;
+  const int unit = warpgroup % kUnits;
   const Chunks chunks{
       {p, task, Chunks::kChunk, false, units.place(p, task.segments, unit)}, maps, unit};
   if (warpgroup == kUnits) {

@@ -21,15 +21,25 @@ enum class Transition { diagonal, rank_one, elementwise };
 struct MatrixRecurrenceForward {
   DType dtype;  // of everything: f32 or f64
   Transition transition;
-  int64_t batch, time, heads, key_dim, value_dim, decay_dim;  // decay_dim: 1 or key_dim
+  // decay_dim: 1 or key_dim
+  int64_t batch;
+  int64_t time;
+  int64_t heads;
+  int64_t key_dim;
+  int64_t value_dim;
+  int64_t decay_dim;
   // in  [B, T, ·, K]; k, v, absent: 0
-  HeadView q, k;
+  HeadView q;
+  HeadView k;
   HeadView v;  // in  [B, T, ·, V]
   // in  [B, T, H, decay_dim]; absent: 1
   HeadView decay;
-  HeadView a, b;  // in  [B, T, H, K]
+  // in  [B, T, H, K]
+  HeadView a;
+  HeadView b;
   // in  [B, T, H, V]; absent: 0 and 1
-  HeadView c, e;
+  HeadView c;
+  HeadView e;
   const void* u;              // in  [H, K] or null
   const void* initial_state;  // in  [B, H, K, V]
   void* out;                  // out [B, T, H, V]
@@ -44,9 +54,15 @@ struct MatrixRecurrenceBackward {
   const void* dout;          // in  [B, T, H, V]
   const void* dfinal_state;  // in  [B, H, K, V] or null
   // out [B, T, H, K], by head even where heads share an input; null where absent
-  void *dq, *dk, *da, *db;
-  void* ddecay;          // out [B, T, H, decay_dim] or null
-  void *dv, *dc, *de;    // out [B, T, H, V] or null
+  void* dq;
+  void* dk;
+  void* da;
+  void* db;
+  void* ddecay;  // out [B, T, H, decay_dim] or null
+  // out [B, T, H, V] or null
+  void* dv;
+  void* dc;
+  void* de;
   void* du;              // out [H, K] or null
   void* dinitial_state;  // out [B, H, K, V]
 };
@@ -70,16 +86,26 @@ enum class Rule {
 
 struct ChunkedForward {
   Rule rule;
-  int64_t batch, time, heads, key_dim, value_dim;
-  float scale;       // of q
-  HeadView q, k, v;  // in  [B, T, ·, K], [B, T, ·, K], [B, T, ·, V]  bf16, 16-byte aligned rows
-  HeadView a, b;     // in  [B, T, ·, K]  bf16, Rule::dplr
-  HeadView beta;     // in  [B, T, H, 1]  of Rule::delta; of Rule::gla, which then writes β k vᵀ
+  int64_t batch;
+  int64_t time;
+  int64_t heads;
+  int64_t key_dim;
+  int64_t value_dim;
+  float scale;  // of q
+  // in  [B, T, ·, K], [B, T, ·, K], [B, T, ·, V]  bf16, 16-byte aligned rows
+  HeadView q;
+  HeadView k;
+  HeadView v;
+  // in  [B, T, ·, K]  bf16, Rule::dplr
+  HeadView a;
+  HeadView b;
+  HeadView beta;       // in  [B, T, H, 1]  of Rule::delta; of Rule::gla, which then writes β k vᵀ
   HeadView log_decay;  // in  [B, T, H, decay_dim]  ≤ 0, −∞ is exact; absent: 0
   DType decay_dtype;   //     f32 or, where decay_dim is key_dim, bf16
   int64_t decay_dim;   //     1 or key_dim
   const void* u;       // in  [H, K] or null
-  DType beta_dtype = DType::f32, u_dtype = DType::f32;
+  DType beta_dtype = DType::f32;
+  DType u_dtype = DType::f32;
   // in  [H] or null: out += skip v. It and the β of Rule::gla only where decays are scalar
   const float* skip;
   const float* initial_state;  // in  [B, H, K, V] or null
@@ -95,18 +121,23 @@ struct ChunkedBackward {
   HeadView dout;              // in  [B, T, H, V]  bf16
   const float* dfinal_state;  // in  [B, H, K, V] or null
   // out [B, T, key_gradients(), K]  bf16: of so many parts of the heads, each for its own
-  void *dq, *dk;
-  void* dv;          // out [B, T, H, V]  bf16, by head even where heads share it
-  void *da, *db;     // out [B, T, H, K]  bf16, Rule::dplr
+  void* dq;
+  void* dk;
+  void* dv;  // out [B, T, H, V]  bf16, by head even where heads share it
+  // out [B, T, H, K]  bf16, Rule::dplr
+  void* da;
+  void* db;
   float* dbeta;      // out [B, T, H], or null
   void* dlog_decay;  // out [B, T, H, decay_dim] in decay_dtype, or null
   // out [chunk_count(), H, K], [chunk_count(), H]: parts of their sums; or null
-  float *du, *dskip;
+  float* du;
+  float* dskip;
   float* dinitial_state;  // out [B, H, K, V]
 };
 
 namespace cuda {
-constexpr int kChunkSteps = 16, kScalarChunkSteps = 64;
+constexpr int kChunkSteps = 16;
+constexpr int kScalarChunkSteps = 64;
 // The kernels' key sizes are 64, 96, 128 and 256, with u or a pair of low rank 64: the least that
 // holds key_dim, or 0. Their value sizes are multiples of 16, and for whole sequences of 64 where
 // decays are scalar; of other rules blocks take 48 or 64 columns of more than 64 well.

@@ -23,12 +23,18 @@ struct MatrixRecurrence {
   Transition transition = Transition::diagonal;
   double scale = 1;  // of q
   at::Tensor q;      // [B, T, ·, K]
-  at::Tensor k, v;   // [B, T, ·, K], [B, T, ·, V]; undefined: nothing is written but by b
+  // [B, T, ·, K], [B, T, ·, V]; undefined: nothing is written but by b
+  at::Tensor k;
+  at::Tensor v;
   // [B, T, H, K] or [B, T, H, 1]; ≤ 0 for a state that does not grow, −∞ is exact; undefined: 0
   at::Tensor log_decay;
-  at::Tensor a, b;  // [B, T, ·, K]; b undefined when diagonal
-  at::Tensor c, e;  // [B, T, ·, V]; undefined: 0 and 1
-  at::Tensor u;     // [H, K]
+  // [B, T, ·, K]; b undefined when diagonal
+  at::Tensor a;
+  at::Tensor b;
+  // [B, T, ·, V]; undefined: 0 and 1
+  at::Tensor c;
+  at::Tensor e;
+  at::Tensor u;  // [H, K]
   // [B, T, H, 1]: the delta rule of k and v, in place of k vᵀ: a = −β decay k, b = k, c = β v
   at::Tensor beta;
   at::Tensor rate;   // [B, T, H, 1]: rate k vᵀ is written
@@ -58,7 +64,7 @@ HeadView heads(const at::Tensor& x);  // [B, T, G, D]; absent when undefined
 at::Tensor sum_of_sharers(const at::Tensor& gradient, const at::Tensor& input);
 // The paths that recurrence() takes.
 bool register_matrix_recurrence(const std::string& op, int cuda_numerics = 2, int cpu_numerics = 1,
-                           const std::string& key_sizes = "up to 256");
+                                const std::string& key_sizes = "up to 256");
 
 // The kernels of kernel.h, "On CUDA": bf16 sequences, float32 state; sizes between theirs are
 // filled up with zeros (of delta rules for the few steps of decoding only).

@@ -3,10 +3,10 @@
 
 #include <algorithm>
 
-#include "ops/recurrence/matrix_recurrence/matrix_recurrence.h"
 #include "ops/core/parallel.h"
 #include "ops/core/paths.h"
 #include "ops/recurrence/checkpointed_scan.h"
+#include "ops/recurrence/matrix_recurrence/matrix_recurrence.h"
 
 namespace assay::ops {
 namespace {
@@ -41,11 +41,13 @@ MatrixRecurrenceForward describe(const MatrixRecurrence& s, const at::Tensor& st
 template <class Work>  // MatrixRecurrenceForward or …Backward
 void launch(const Work& work) {
   cpu::matrix_recurrence(work, workspace(cpu::workspace_bytes(work), at::kCPU).data_ptr(),
-                    at_parallel_for());
+                         at_parallel_for());
 }
 
 struct Outputs {
-  at::Tensor out, final_state, chunk_states;
+  at::Tensor out;
+  at::Tensor final_state;
+  at::Tensor chunk_states;
 };
 Outputs run(const MatrixRecurrence& steps, const at::Tensor& state, bool with_gradient) {
   MatrixRecurrenceForward p = describe(steps, state);
@@ -73,15 +75,15 @@ struct Recurrence : torch::autograd::Function<Recurrence> {
                                const OptionalTensor& c, const OptionalTensor& e,
                                const OptionalTensor& u, const at::Tensor& state, int64_t low) {
     const MatrixRecurrence s{.transition = Transition(low),
-                        .q = q,
-                        .k = or_undefined(k),
-                        .v = or_undefined(v),
-                        .a = or_undefined(a),
-                        .b = or_undefined(b),
-                        .c = or_undefined(c),
-                        .e = or_undefined(e),
-                        .u = or_undefined(u),
-                        .decay = or_undefined(decay)};
+                             .q = q,
+                             .k = or_undefined(k),
+                             .v = or_undefined(v),
+                             .a = or_undefined(a),
+                             .b = or_undefined(b),
+                             .c = or_undefined(c),
+                             .e = or_undefined(e),
+                             .u = or_undefined(u),
+                             .decay = or_undefined(decay)};
     const Outputs outputs = run(s, state, true);
     ctx->save_for_backward(
         {q, s.k, s.v, s.decay, s.a, s.b, s.c, s.e, s.u, state, outputs.chunk_states});
@@ -93,15 +95,15 @@ struct Recurrence : torch::autograd::Function<Recurrence> {
   static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
     const variable_list saved = ctx->get_saved_variables();
     const MatrixRecurrence s{.transition = Transition(ctx->saved_data["transition"].toInt()),
-                        .q = saved[0],
-                        .k = saved[1],
-                        .v = saved[2],
-                        .a = saved[4],
-                        .b = saved[5],
-                        .c = saved[6],
-                        .e = saved[7],
-                        .u = saved[8],
-                        .decay = saved[3]};
+                             .q = saved[0],
+                             .k = saved[1],
+                             .v = saved[2],
+                             .a = saved[4],
+                             .b = saved[5],
+                             .c = saved[6],
+                             .e = saved[7],
+                             .u = saved[8],
+                             .decay = saved[3]};
     const at::Tensor& state = saved[9];
     MatrixRecurrenceBackward work{describe(s, state)};
     const MatrixRecurrenceForward& p = work.forward;
@@ -109,11 +111,16 @@ struct Recurrence : torch::autograd::Function<Recurrence> {
       return x.defined() ? at::empty({p.batch, p.time, p.heads, x.size(3)}, state.options())
                          : at::Tensor();
     };
-    const at::Tensor dq = by_head(s.q), dk = by_head(s.k), dv = by_head(s.v),
-                     ddecay = by_head(s.decay);
-    const at::Tensor da = by_head(s.a), db = by_head(s.b), dc = by_head(s.c), de = by_head(s.e);
-    const at::Tensor du = s.u.defined() ? at::empty_like(s.u) : at::Tensor(),
-                     dstate = at::empty_like(state);
+    const at::Tensor dq = by_head(s.q);
+    const at::Tensor dk = by_head(s.k);
+    const at::Tensor dv = by_head(s.v);
+    const at::Tensor ddecay = by_head(s.decay);
+    const at::Tensor da = by_head(s.a);
+    const at::Tensor db = by_head(s.b);
+    const at::Tensor dc = by_head(s.c);
+    const at::Tensor de = by_head(s.e);
+    const at::Tensor du = s.u.defined() ? at::empty_like(s.u) : at::Tensor();
+    const at::Tensor dstate = at::empty_like(state);
     const at::Tensor dout =
         gradients[0].defined()
             ? gradients[0].contiguous()
@@ -171,7 +178,8 @@ std::tuple<at::Tensor, at::Tensor> by_kernel(MatrixRecurrence s, const at::Tenso
 }
 
 // `run` of the expanded steps, and what passes the state by.
-std::tuple<at::Tensor, at::Tensor> with_skip(MatrixRecurrence s, const at::Tensor& state, auto&& run) {
+std::tuple<at::Tensor, at::Tensor> with_skip(MatrixRecurrence s, const at::Tensor& state,
+                                             auto&& run) {
   const auto real = state.scalar_type();
   if (!s.skip.defined()) return run(expanded(s, real), state);
   s.v = s.v.to(real);  // once: the gradients of both its uses are added before they are rounded
@@ -220,8 +228,9 @@ std::tuple<at::Tensor, at::Tensor> recurrence(const Prepare& prepare,
                                               const at::Tensor& initial_state, int64_t time,
                                               int64_t chunk_size) {
   if (initial_state.is_meta()) {
-    const int64_t batch = initial_state.size(0), heads = initial_state.size(1),
-                  values = initial_state.size(3);
+    const int64_t batch = initial_state.size(0);
+    const int64_t heads = initial_state.size(1);
+    const int64_t values = initial_state.size(3);
     const auto options = initial_state.options();
     return {at::empty({batch, time, heads, values}, options),
             at::empty(initial_state.sizes(), options)};
@@ -230,15 +239,16 @@ std::tuple<at::Tensor, at::Tensor> recurrence(const Prepare& prepare,
   if (const MatrixRecurrence steps = prepare(arguments); on_tensor_cores(steps, initial_state))
     return by_tensor_cores(steps, initial_state);
   const Piece piece = [=](const std::vector<at::Tensor>& part, const at::Tensor& state) {
-    return with_skip(prepare(part), state, [&](const MatrixRecurrence& s, const at::Tensor& before) {
-      return chunked(s, before, chunk_size);
-    });
+    return with_skip(prepare(part), state,
+                     [&](const MatrixRecurrence& s, const at::Tensor& before) {
+                       return chunked(s, before, chunk_size);
+                     });
   };
   return scan_with_recompute(piece, arguments, initial_state, time, segment_length(initial_state));
 }
 
 bool register_matrix_recurrence(const std::string& op, int cuda_numerics, int cpu_numerics,
-                           const std::string& key_sizes) {
+                                const std::string& key_sizes) {
   const std::string composed = "composed of batched products";
   const std::string kernel =
       fmt::format("cuda kernel sm_90a for bfloat16 and key sizes {}; else {}", key_sizes, composed);

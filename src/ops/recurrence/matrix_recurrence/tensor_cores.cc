@@ -2,8 +2,8 @@
 #include <torch/torch.h>
 
 #include "ops/core/asynchronous.h"
-#include "ops/recurrence/matrix_recurrence/matrix_recurrence.h"
 #include "ops/core/paths.h"
+#include "ops/recurrence/matrix_recurrence/matrix_recurrence.h"
 
 namespace assay::ops {
 
@@ -182,14 +182,16 @@ std::tuple<at::Tensor, at::Tensor> by_larger_sizes(MatrixRecurrence s, const at:
   for (at::Tensor* x : {&s.q, &s.k, &s.a, &s.b, &s.u}) enlarge(*x, key_dim);
   if (s.log_decay.defined() && s.log_decay.size(3) > 1) enlarge(s.log_decay, key_dim);
   enlarge(s.v, value_dim);
-  const int64_t K = state.size(2), V = state.size(3);
+  const int64_t K = state.size(2);
+  const int64_t V = state.size(3);
   const auto [out, last] =
       by_tensor_cores(s, at::constant_pad_nd(state, {0, value_dim - V, 0, key_dim - K}));
   return {out.narrow(3, 0, V).contiguous(), last.narrow(2, 0, K).narrow(3, 0, V).contiguous()};
 }
 
 // For decoding: nothing is kept or prepared, and gates are read in their own dtype.
-std::tuple<at::Tensor, at::Tensor> by_few_steps(const MatrixRecurrence& s, const at::Tensor& state) {
+std::tuple<at::Tensor, at::Tensor> by_few_steps(const MatrixRecurrence& s,
+                                                const at::Tensor& state) {
   const c10::DeviceGuard guard(state.device());
   const auto gate = [](const at::Tensor& x) {
     if (!x.defined()) return x;
@@ -230,8 +232,10 @@ bool on_tensor_cores(const MatrixRecurrence& s, const at::Tensor& state) {
              : s.transition == Transition::rank_one && !s.u.defined();
 }
 
-std::tuple<at::Tensor, at::Tensor> by_tensor_cores(const MatrixRecurrence& s, const at::Tensor& state) {
-  const bool keeps = wants_gradient(s, state), few = is_few(s, state);
+std::tuple<at::Tensor, at::Tensor> by_tensor_cores(const MatrixRecurrence& s,
+                                                   const at::Tensor& state) {
+  const bool keeps = wants_gradient(s, state);
+  const bool few = is_few(s, state);
   const int64_t key_dim = cuda::key_size(rule_of(s), s.u.defined(), state.size(2));
   const int64_t value_dim = cuda::value_size(state.size(3), few, has_scalar_decays(s));
   if (key_dim != state.size(2) || value_dim != state.size(3))
@@ -241,8 +245,8 @@ std::tuple<at::Tensor, at::Tensor> by_tensor_cores(const MatrixRecurrence& s, co
   const at::Tensor g = s.log_decay.defined()
                            ? sequence(s.log_decay, gate_dtype(s.log_decay, s.log_decay.size(3) > 1))
                            : s.log_decay;
-  const at::Tensor u = parameter(optional(s.u), at::kFloat),
-                   skip = parameter(optional(s.skip), at::kFloat);
+  const at::Tensor u = parameter(optional(s.u), at::kFloat);
+  const at::Tensor skip = parameter(optional(s.skip), at::kFloat);
   const variable_list out = ByTensorCores::apply(
       rows(s.q), rows(s.k), rows(s.v), optional(rows(s.a)), optional(rows(s.b)), optional(beta),
       optional(g), optional(u), optional(skip), aligned(state.contiguous()), int64_t(rule_of(s)),

@@ -19,7 +19,11 @@ constexpr int64_t kWorkers = 64;  // the most tasks that run at once, each with 
 
 struct Tile {
   // index: within the group; channels [first, first + width)
-  int64_t batch, group, index, first, width;
+  int64_t batch;
+  int64_t group;
+  int64_t index;
+  int64_t first;
+  int64_t width;
 };
 
 template <class R>
@@ -32,8 +36,11 @@ int64_t num_tiles(const SelectiveScanForward& p) {
 }
 template <class R>
 Tile tile_at(const SelectiveScanForward& p, int64_t i) {
-  const int64_t tiles = tiles_per_group<R>(p), size = p.channels / p.groups;
-  const int64_t index = i % tiles, group = i / tiles % p.groups, begin = index * kTile<R>;
+  const int64_t tiles = tiles_per_group<R>(p);
+  const int64_t size = p.channels / p.groups;
+  const int64_t index = i % tiles;
+  const int64_t group = i / tiles % p.groups;
+  const int64_t begin = index * kTile<R>;
   return {i / tiles / p.groups, group, index, group * size + begin,
           std::min(kTile<R>, size - begin)};
 }
@@ -42,17 +49,38 @@ Tile tile_at(const SelectiveScanForward& p, int64_t i) {
 // channels hold harmless zeros. Names follow kernel.h.
 template <class R>
 struct Scratch {
-  R *u, *step, *delta, *input, *z, *y;  // rows: u_t, delta_t + bias, Δ_t, Δ_t u_t, z_t, S_t C_t
-  R *B, *C;                             // [kChunk, N]
-  R *A, *state;                         // A · log₂e, S_t
-  R *D, *bias;                          // [kTile]
+  // rows: u_t, delta_t + bias, Δ_t, Δ_t u_t, z_t, S_t C_t
+  R* u;
+  R* step;
+  R* delta;
+  R* input;
+  R* z;
+  R* y;
+  // [kChunk, N]
+  R* B;
+  R* C;
+  // A · log₂e, S_t
+  R* A;
+  R* state;
+  // [kTile]
+  R* D;
+  R* bias;
   // Backward only.
-  R *dy, *g, *dinput, *dexponent,
-      // rows: dy_t, gradient of S_t C_t + D u_t, of Δ_t u_t, Σ_n gradient of Δ_t A · A
-      *out;
-  R *dstate, *dA;      // gradient of S_t as step t + 1 sees it; [N, kTile]
-  R *dD, *dbias;       // [kTile]
-  R *states, *decays;  // S_{t−1} [kChunk + 1, N, kTile] and exp(Δ_t A) [kChunk, N, kTile]
+  R* dy;
+  R* g;
+  R* dinput;
+  R* dexponent;
+  // rows: dy_t, gradient of S_t C_t + D u_t, of Δ_t u_t, Σ_n gradient of Δ_t A · A
+  R* out;
+  // gradient of S_t as step t + 1 sees it; [N, kTile]
+  R* dstate;
+  R* dA;
+  // [kTile]
+  R* dD;
+  R* dbias;
+  // S_{t−1} [kChunk + 1, N, kTile] and exp(Δ_t A) [kChunk, N, kTile]
+  R* states;
+  R* decays;
 
   Scratch(WorkspaceArena& carve, int64_t N, bool backward) {
     for (R** rows : {&u, &step, &delta, &input, &z, &y}) *rows = carve.take<R>(kChunk * kTile<R>);
@@ -136,7 +164,8 @@ void read_parameters(const SelectiveScanForward& p, const Tile& tile, Scratch<R>
 template <class R>
 void read_chunk(const SelectiveScanForward& p, const Tile& tile, int64_t t0, int64_t steps,
                 Scratch<R>& s) {
-  const int64_t N = p.state_size, size = steps * kTile<R>;
+  const int64_t N = p.state_size;
+  const int64_t size = steps * kTile<R>;
   read_rows(p, p.u, tile, t0, steps, s.u);
   read_rows(p, p.delta, tile, t0, steps, s.step);
   read_rows(p, p.z, tile, t0, steps, s.z);
@@ -158,7 +187,9 @@ void read_chunk(const SelectiveScanForward& p, const Tile& tile, int64_t t0, int
 template <class R, bool kKeep>
 HWY_NOINLINE void scan_chunk(int64_t steps, int64_t N, const Scratch<R>& s) {
   for (int64_t t = 0; t < steps; ++t) {
-    Vec<R> delta[kTileVectors], input[kTileVectors], y[kTileVectors];
+    Vec<R> delta[kTileVectors];
+    Vec<R> input[kTileVectors];
+    Vec<R> y[kTileVectors];
     for (int64_t v = 0; v < kTileVectors; ++v) {
       delta[v] = load(s.delta + t * kTile<R> + v * kLanes<R>);
       input[v] = load(s.input + t * kTile<R> + v * kLanes<R>);
@@ -168,7 +199,8 @@ HWY_NOINLINE void scan_chunk(int64_t steps, int64_t N, const Scratch<R>& s) {
     R* to = kKeep ? from + N * kTile<R> : s.state;
     R* decays = kKeep ? s.decays + t * N * kTile<R> : nullptr;
     for (int64_t n = 0; n < N; ++n) {
-      const Vec<R> B = set<R>(s.B[t * N + n]), C = set<R>(s.C[t * N + n]);
+      const Vec<R> B = set<R>(s.B[t * N + n]);
+      const Vec<R> C = set<R>(s.C[t * N + n]);
       for (int64_t v = 0; v < kTileVectors; ++v) {
         const int64_t i = n * kTile<R> + v * kLanes<R>;
         const Vec<R> decay = exp2(hn::Mul(delta[v], load(s.A + i)));
@@ -193,11 +225,13 @@ void finish_outputs(const SelectiveScanForward& p, int64_t steps, const Scratch<
 
 template <class R>
 void forward_tile(const SelectiveScanForward& p, const Tile& tile, Scratch<R>& s) {
-  const int64_t N = p.state_size, chunks = (p.time + kChunk - 1) / kChunk;
+  const int64_t N = p.state_size;
+  const int64_t chunks = (p.time + kChunk - 1) / kChunk;
   read_parameters(p, tile, s);
   read_states(states_at<R>(p.initial_state, p, tile), tile, N, s.state);
   for (int64_t chunk = 0; chunk < chunks; ++chunk) {
-    const int64_t t0 = chunk * kChunk, steps = std::min(kChunk, p.time - t0);
+    const int64_t t0 = chunk * kChunk;
+    const int64_t steps = std::min(kChunk, p.time - t0);
     write_states(s.state, tile, N, states_at<R>(p.chunk_states, p, tile, chunks, chunk));
     read_chunk(p, tile, t0, steps, s);
     scan_chunk<R, false>(steps, N, s);
@@ -210,10 +244,16 @@ void forward_tile(const SelectiveScanForward& p, const Tile& tile, Scratch<R>& s
 // Sums that one tile cannot finish alone, added up when all tiles are done.
 template <class R>
 struct Partials {
-  R *dA, *dD, *dbias;  // [B, Dm, N], [B, Dm], [B, Dm]: over sequences
-  R *dB, *dC;          // [tiles of a group, B, T, G, N]: over tiles
+  // [B, Dm, N], [B, Dm], [B, Dm]: over sequences
+  R* dA;
+  R* dD;
+  R* dbias;
+  // [tiles of a group, B, T, G, N]: over tiles
+  R* dB;
+  R* dC;
   Partials(WorkspaceArena& carve, const SelectiveScanForward& p) {
-    const int64_t rows = p.batch * p.channels, BC = p.batch * p.time * p.groups * p.state_size;
+    const int64_t rows = p.batch * p.channels;
+    const int64_t BC = p.batch * p.time * p.groups * p.state_size;
     dA = carve.take<R>(rows * p.state_size);
     dD = carve.take<R>(rows);
     dbias = carve.take<R>(rows);
@@ -226,11 +266,13 @@ struct Partials {
 template <class R>
 HWY_NOINLINE void gate_gradient(const SelectiveScanForward& p, int64_t steps, const Scratch<R>& s) {
   fill(s.g, steps * kTile<R>, [&](int64_t i) HWY_ATTR {
-    const Vec<R> dy = load(s.dy + i), u = load(s.u + i);
+    const Vec<R> dy = load(s.dy + i);
+    const Vec<R> u = load(s.u + i);
     Vec<R> g = dy;
     if (p.z) {
-      const Vec<R> z = load(s.z + i), gate = sigmoid(z),
-                   y = hn::MulAdd(load(s.D + i % kTile<R>), u, load(s.y + i));
+      const Vec<R> z = load(s.z + i);
+      const Vec<R> gate = sigmoid(z);
+      const Vec<R> y = hn::MulAdd(load(s.D + i % kTile<R>), u, load(s.y + i));
       g = hn::Mul(dy, hn::Mul(z, gate));
       store<R>(hn::Mul(hn::Mul(dy, y), silu_slope(z, gate)), s.out + i);
     }
@@ -260,8 +302,11 @@ template <class R>
 HWY_NOINLINE void reverse_chunk(int64_t steps, int64_t N, const Scratch<R>& s, R* dB,
                                 int64_t stride) {
   for (int64_t t = steps - 1; t >= 0; --t) {
-    Vec<R> delta[kTileVectors], input[kTileVectors], g[kTileVectors], dinput[kTileVectors],
-        dexponent[kTileVectors];
+    Vec<R> delta[kTileVectors];
+    Vec<R> input[kTileVectors];
+    Vec<R> g[kTileVectors];
+    Vec<R> dinput[kTileVectors];
+    Vec<R> dexponent[kTileVectors];
     for (int64_t v = 0; v < kTileVectors; ++v) {
       const int64_t i = t * kTile<R> + v * kLanes<R>;
       delta[v] = load(s.delta + i);
@@ -272,13 +317,14 @@ HWY_NOINLINE void reverse_chunk(int64_t steps, int64_t N, const Scratch<R>& s, R
     const R* states = s.states + t * N * kTile<R>;
     const R* decays = s.decays + t * N * kTile<R>;
     for (int64_t n = 0; n < N; ++n) {
-      const Vec<R> B = set<R>(s.B[t * N + n]), C = set<R>(s.C[t * N + n]);
+      const Vec<R> B = set<R>(s.B[t * N + n]);
+      const Vec<R> C = set<R>(s.C[t * N + n]);
       Vec<R> total = set<R>(0);
       for (int64_t v = 0; v < kTileVectors; ++v) {
         const int64_t i = n * kTile<R> + v * kLanes<R>;
         const Vec<R> dstate = hn::MulAdd(g[v], C, load(s.dstate + i));
-        const Vec<R> before = hn::Mul(dstate, load(decays + i)),
-                     exponent = hn::Mul(before, load(states + i));
+        const Vec<R> before = hn::Mul(dstate, load(decays + i));
+        const Vec<R> exponent = hn::Mul(before, load(states + i));
         total = hn::MulAdd(dstate, input[v], total);
         dinput[v] = hn::MulAdd(dstate, B, dinput[v]);
         dexponent[v] = hn::MulAdd(exponent, load(s.A + i), dexponent[v]);
@@ -320,8 +366,11 @@ template <class R>
 void backward_chunk(const SelectiveScanBackward& bwd, const Tile& tile, int64_t chunk,
                     Scratch<R>& s, R* dB, R* dC) {
   const SelectiveScanForward& p = bwd.forward;
-  const int64_t N = p.state_size, chunks = (p.time + kChunk - 1) / kChunk, stride = p.groups * N;
-  const int64_t t0 = chunk * kChunk, steps = std::min(kChunk, p.time - t0);
+  const int64_t N = p.state_size;
+  const int64_t chunks = (p.time + kChunk - 1) / kChunk;
+  const int64_t stride = p.groups * N;
+  const int64_t t0 = chunk * kChunk;
+  const int64_t steps = std::min(kChunk, p.time - t0);
   read_chunk(p, tile, t0, steps, s);
   read_rows(p, bwd.dy, tile, t0, steps, s.dy);
   read_states(states_at<R>(static_cast<const void*>(p.chunk_states), p, tile, chunks, chunk), tile,
@@ -341,7 +390,8 @@ template <class R>
 void backward_tile(const SelectiveScanBackward& bwd, const Tile& tile, Scratch<R>& s,
                    const Partials<R>& partials) {
   const SelectiveScanForward& p = bwd.forward;
-  const int64_t N = p.state_size, row = tile.batch * p.channels + tile.first;
+  const int64_t N = p.state_size;
+  const int64_t row = tile.batch * p.channels + tile.first;
   const int64_t BC = ((tile.index * p.batch + tile.batch) * p.time * p.groups + tile.group) * N;
   read_parameters(p, tile, s);
   read_states(states_at<R>(bwd.dfinal_state, p, tile), tile, N, s.dstate);
@@ -359,7 +409,8 @@ void backward_tile(const SelectiveScanBackward& bwd, const Tile& tile, Scratch<R
 template <class R, class Body>
 void for_each_tile(const SelectiveScanForward& p, bool backward, std::byte* scratch,
                    const ParallelFor& parallel, const Body& body) {
-  const int64_t tiles = num_tiles<R>(p), workers = std::min(tiles, kWorkers);
+  const int64_t tiles = num_tiles<R>(p);
+  const int64_t workers = std::min(tiles, kWorkers);
   parallel(workers, 1, [&](int64_t begin, int64_t end) HWY_ATTR {
     // no other worker begins at this address
     WorkspaceArena carve(scratch + begin * scratch_bytes<R>(p.state_size, backward));

@@ -9,7 +9,7 @@
 //
 // Work is cut into chunks of kChunk steps. The forward stores the state at the start of each chunk;
 // the backward recomputes the states inside a chunk from it, so memory is O(T/kChunk · Dm · N).
-// These are the kernels of the CPU; those of CUDA are in ops/recurrence/channel_scan. Derivation, bytes, times:
+// These are the kernels of the CPU; those of CUDA are in channel_scan. Derivation, bytes, times:
 // README.md.
 #include "ops/core/kernel.h"
 
@@ -18,10 +18,18 @@ namespace assay::ops {
 struct SelectiveScanForward {
   DType dtype;  // of u, delta, B, C, z, y. "real" below: f64 when dtype is f64, else f32
   // time ≥ 1; groups divides channels; 1 ≤ state_size ≤ 256
-  int64_t batch, time, channels, groups, state_size;
+  int64_t batch;
+  int64_t time;
+  int64_t channels;
+  int64_t groups;
+  int64_t state_size;
   bool delta_softplus;
-  View u, delta;              // in  [B, T, Dm]
-  View B, C;                  // in  [B, T, G, N]
+  // in  [B, T, Dm]
+  View u;
+  View delta;
+  // in  [B, T, G, N]
+  View B;
+  View C;
   View z;                     // in  [B, T, Dm] or absent
   const void* A;              // in  [Dm, N] real, negative
   const void* D;              // in  [Dm] real or null
@@ -38,10 +46,17 @@ struct SelectiveScanBackward {
   SelectiveScanForward forward;
   View dy;                   // in  [B, T, Dm]
   const void* dfinal_state;  // in  [B, Dm, N] real or null
-  View du, ddelta, dz;       // out [B, T, Dm]; dz absent without z
-  void *dB, *dC;             // out [B, T, G, N] real, contiguous
+  // out [B, T, Dm]; dz absent without z
+  View du;
+  View ddelta;
+  View dz;
+  // out [B, T, G, N] real, contiguous
+  void* dB;
+  void* dC;
   // out [Dm, N], [Dm], [Dm] real, summed over batch and time; the last two may be null
-  void *dA, *dD, *ddelta_bias;
+  void* dA;
+  void* dD;
+  void* ddelta_bias;
   void* dinitial_state;  // out [B, Dm, N] real or null
 };
 

@@ -4,10 +4,10 @@
 #include "ops/core/parallel.h"
 #include "ops/core/paths.h"
 #include "ops/core/register.h"
-#include "ops/recurrence/selective_scan/kernel.h"
-#include "ops/recurrence/selective_scan/selective_scan.h"
 #include "ops/core/tensors.h"
 #include "ops/recurrence/channel_scan/channel_scan.h"
+#include "ops/recurrence/selective_scan/kernel.h"
+#include "ops/recurrence/selective_scan/selective_scan.h"
 
 namespace assay::ops {
 namespace {
@@ -17,7 +17,15 @@ constexpr int64_t kMaxStateSize = 256;
 
 // As the kernels want them; what is absent is undefined.
 struct Inputs {
-  at::Tensor u, delta, A, B, C, D, z, delta_bias, initial_state;
+  at::Tensor u;
+  at::Tensor delta;
+  at::Tensor A;
+  at::Tensor B;
+  at::Tensor C;
+  at::Tensor D;
+  at::Tensor z;
+  at::Tensor delta_bias;
+  at::Tensor initial_state;
   bool delta_softplus;
 };
 
@@ -48,7 +56,10 @@ void launch(const Work& work) {
 }
 
 struct Outputs {
-  at::Tensor y, final_state, chunk_states;  // chunk_states undefined when no gradient is wanted
+  // chunk_states undefined when no gradient is wanted
+  at::Tensor y;
+  at::Tensor final_state;
+  at::Tensor chunk_states;
 };
 
 Outputs run(const Inputs& in, bool with_gradient) {
@@ -108,11 +119,15 @@ struct SelectiveScan : torch::autograd::Function<SelectiveScan> {
                               ? dense(gradients[0])
                               : at::zeros_like(in.u, at::MemoryFormat::Contiguous);
     const at::Tensor dfinal_state = dense(gradients[1]);
-    const at::Tensor du = like(in.u, in.u), ddelta = like(in.delta, in.u), dz = like(in.z, in.u);
-    const at::Tensor dB = like(in.B, in.A), dC = like(in.C, in.A), dA = like(in.A, in.A),
-                     dD = like(in.D, in.A);
-    const at::Tensor dbias = like(in.delta_bias, in.A),
-                     dinitial_state = like(in.initial_state, in.A);
+    const at::Tensor du = like(in.u, in.u);
+    const at::Tensor ddelta = like(in.delta, in.u);
+    const at::Tensor dz = like(in.z, in.u);
+    const at::Tensor dB = like(in.B, in.A);
+    const at::Tensor dC = like(in.C, in.A);
+    const at::Tensor dA = like(in.A, in.A);
+    const at::Tensor dD = like(in.D, in.A);
+    const at::Tensor dbias = like(in.delta_bias, in.A);
+    const at::Tensor dinitial_state = like(in.initial_state, in.A);
 
     SelectiveScanBackward q{describe(in)};
     q.forward.chunk_states = data(s[9]);
@@ -141,8 +156,11 @@ void check(const at::Tensor& u, const at::Tensor& delta, const at::Tensor& A, co
   const bool by_token = A.dim() == 3;
   if (!by_token) check_dims(kOp, "A", A, 2, "[Dm, N] or [B, T, N]");
   check_dims(kOp, "B", B, 4, "[B, T, G, N]");
-  const int64_t batch = u.size(0), time = u.size(1), channels = u.size(2), N = A.size(-1),
-                groups = B.size(2);
+  const int64_t batch = u.size(0);
+  const int64_t time = u.size(1);
+  const int64_t channels = u.size(2);
+  const int64_t N = A.size(-1);
+  const int64_t groups = B.size(2);
   check_shape(kOp, "delta", delta, u.sizes(), "[B, T, Dm]");
   if (by_token) check_shape(kOp, "A", A, {batch, time, N}, "[B, T, N]");
   else check_shape(kOp, "A", A, {channels, N}, "[Dm, N]");
@@ -195,11 +213,12 @@ std::tuple<at::Tensor, at::Tensor> selective_scan(
             at::empty({u.size(0), u.size(2), A.size(-1)}, state)};
   }
   const ChannelScan scan{Update::decay, delta_softplus, u, delta, B, C, A, D, z,
-                       delta_bias,    initial_state};
+                         delta_bias,    initial_state};
   if (in_few_steps(scan)) return by_token_kernel(scan);
   if (on_token_kernel(scan)) return by_token_kernel(scan);
   if (A.dim() == 3 || !u.is_cpu()) return by_prefixes(scan);
-  const auto dtype = sequence_dtype({u, delta, B, C, or_undefined(z)}), real = real_dtype(dtype);
+  const auto dtype = sequence_dtype({u, delta, B, C, or_undefined(z)});
+  const auto real = real_dtype(dtype);
   const Inputs in{sequence(u, dtype), sequence(delta, dtype),      parameter(A, real),
                   sequence(B, dtype), sequence(C, dtype),          parameter(D, real),
                   sequence(z, dtype), parameter(delta_bias, real), parameter(initial_state, real),

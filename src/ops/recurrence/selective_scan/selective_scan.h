@@ -8,7 +8,7 @@
 namespace assay::ops {
 
 // u, delta, z [B, T, Dm]; A [Dm, N] negative, N ≤ 256; or A [B, T, N], read from the token and
-// shared by the channels [Liu et al. 2024, §5]: ops/recurrence/channel_scan, G is 1; B, C [B, T, G, N], G
+// shared by the channels [Liu et al. 2024, §5]: channel_scan, G is 1; B, C [B, T, G, N], G
 // divides Dm; D, delta_bias [Dm];
 // initial_state [B, Dm, N]. Returns y [B, T, Dm] in the dtype of u and the state after the last
 // step [B, Dm, N] in float32 (float64 when anything of u, delta, B, C, z is). Sequences may be

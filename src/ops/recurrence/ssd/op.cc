@@ -3,10 +3,10 @@
 
 #include <bit>
 
-#include "ops/recurrence/matrix_recurrence/matrix_recurrence.h"
 #include "ops/core/register.h"
-#include "ops/recurrence/ssd/ssd.h"
 #include "ops/recurrence/channel_scan/channel_scan.h"
+#include "ops/recurrence/matrix_recurrence/matrix_recurrence.h"
+#include "ops/recurrence/ssd/ssd.h"
 
 namespace assay::ops {
 namespace {
@@ -18,8 +18,11 @@ void check(const at::Tensor& x, const at::Tensor& dt, const at::Tensor& A, const
            const OptionalTensor& dt_bias, const OptionalTensor& initial_state, int64_t chunk_size) {
   check_dims(kOp, "x", x, 4, "[B, T, H, P]");
   check_dims(kOp, "B", B, 4, "[B, T, G, N]");
-  const int64_t batch = x.size(0), time = x.size(1), heads = x.size(2), groups = B.size(2),
-                N = B.size(3);
+  const int64_t batch = x.size(0);
+  const int64_t time = x.size(1);
+  const int64_t heads = x.size(2);
+  const int64_t groups = B.size(2);
+  const int64_t N = B.size(3);
   check_shape(kOp, "dt", dt, {batch, time, heads}, "[B, T, H]");
   check_shape(kOp, "A", A, {heads}, "[H]");
   check_shape(kOp, "B", B, {batch, time, groups, N}, "[B, T, G, N]");
@@ -49,7 +52,7 @@ std::tuple<at::Tensor, at::Tensor> by_few_steps(const at::Tensor& x, const at::T
                                                 const OptionalTensor& initial_state) {
   if (!x.is_cuda() || x.size(1) > kMaxTokenDecodeSteps) return {};
   ChannelScan scan{Update::decay, dt_softplus,   x.flatten(2), dt, B, C, A, D, z,
-                 dt_bias,       initial_state, x.size(3)};
+                   dt_bias,       initial_state, x.size(3)};
   if (z) scan.z = z->flatten(2);
   if (!in_few_steps(scan)) return {};
   const auto [y, last] = by_token_kernel(scan);

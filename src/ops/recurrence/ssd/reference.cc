@@ -18,8 +18,8 @@ std::tuple<at::Tensor, at::Tensor> ssd_reference(const at::Tensor& x, const at::
   if (dt_softplus) delta = at::softplus(delta);
   const auto decays = at::exp(delta * A.to(real)).unsqueeze(-1).unsqueeze(-1).unbind(1);
   const auto inputs = (delta.unsqueeze(-1) * x.to(real)).unbind(1);
-  const auto in = with_heads(B.to(real), heads).unbind(1),
-             out = with_heads(C.to(real), heads).unbind(1);
+  const auto in = with_heads(B.to(real), heads).unbind(1);
+  const auto out = with_heads(C.to(real), heads).unbind(1);
   auto [y, state] = step_by_step(
       x.size(1), first_state(initial_state, {x.size(0), heads, x.size(3), B.size(3)}, real, x),
       [&](int64_t t, const at::Tensor& before) {

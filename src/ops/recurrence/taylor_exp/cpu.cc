@@ -9,11 +9,13 @@ constexpr int64_t kGrain = 64;  // rows
 
 template <class T>
 void forward(const TaylorFeatures& p, T* y, int64_t begin, int64_t end) {
-  const int64_t K = p.key_dim, F = feature_count(K);
+  const int64_t K = p.key_dim;
+  const int64_t F = feature_count(K);
   const T* weights = static_cast<const T*>(p.weights);
   for (int64_t row = begin; row < end; ++row) {
     const T* x = static_cast<const T*>(p.x) + row * K;
-    T *out = y + row * F, *product = out + 1 + K;
+    T* out = y + row * F;
+    T* product = out + 1 + K;
     out[0] = 1;
     for (int64_t i = 0; i < K; ++i) out[1 + i] = x[i];
     for (int64_t i = 0; i < K; product += K - i++)
@@ -25,7 +27,8 @@ void forward(const TaylorFeatures& p, T* y, int64_t begin, int64_t end) {
 
 template <class T>
 void backward(const TaylorFeatures& p, const T* dy, T* dx, int64_t begin, int64_t end) {
-  const int64_t K = p.key_dim, F = feature_count(K);
+  const int64_t K = p.key_dim;
+  const int64_t F = feature_count(K);
   const T* weights = static_cast<const T*>(p.weights);
   std::vector<T> weighted(size_t(F), 1);
   for (int64_t row = begin; row < end; ++row) {

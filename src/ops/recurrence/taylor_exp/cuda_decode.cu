@@ -14,7 +14,9 @@ constexpr int kMaxColumns = kMaxTaylorValue + 1;
 
 __device__ inline float load_of_head(const HeadView& x, DType dtype, const TaylorSteps& p,
                                      int64_t t, int64_t width, int64_t i) {
-  const unsigned heads = p.heads, b = blockIdx.x / heads, h = blockIdx.x % heads;
+  const unsigned heads = p.heads;
+  const unsigned b = blockIdx.x / heads;
+  const unsigned h = blockIdx.x % heads;
   return load_scalar(x.rows.data, dtype,
                      b * x.rows.batch_stride + t * x.rows.time_stride +
                          h / (heads / unsigned(x.heads)) * width + i);
@@ -28,7 +30,8 @@ __device__ inline void features(const float* q, const float* k, int K, float sca
     key = f == 0 ? 1.f : k[f - 1];
     return;
   }
-  int i = 0, j = f - 1 - K;
+  int i = 0;
+  int j = f - 1 - K;
   for (; j >= K - i; ++i) j -= K - i;
   j += i;
   query = (i == j ? 0.5f : 1.f) * scale * scale * q[i] * q[j];
@@ -38,26 +41,35 @@ __device__ inline void features(const float* q, const float* k, int K, float sca
 // The numbers of a head's state, of which those from `first` to `last` are whole 16 bytes in the
 // tensor and, as far beside 16 bytes, in shared memory.
 struct Span {
-  int size, first, last;
+  int size;
+  int first;
+  int last;
   __device__ Span(int64_t begin, int count)
       : size(count), first(-begin & 3), last(first + ((size - first) & ~3)) {}
   __device__ uint32_t bytes() const { return uint32_t((last - first) * sizeof(float)); }
   __device__ void copy_ends(float* to, const float* from) const {
-    const int thread = threadIdx.x, i = thread < first ? thread : last + thread - first;
+    const int thread = threadIdx.x;
+    const int i = thread < first ? thread : last + thread - first;
     if (i < size) to[i] = from[i];
   }
 };
 
 __global__ void __launch_bounds__(kMaxColumns, 3) decode_kernel(TaylorSteps p, int groups) {
-  __shared__ float q[kMaxTaylorKey], k[kMaxTaylorKey];
+  __shared__ float q[kMaxTaylorKey];
+  __shared__ float k[kMaxTaylorKey];
   __shared__ uint64_t word;
   extern __shared__ __align__(16) float memory[];
-  const int K = int(p.key_dim), columns = int(p.value_dim) + 1, F = 1 + K + K * (K + 1) / 2;
-  const int column = threadIdx.x % columns, group = threadIdx.x / columns;
+  const int K = int(p.key_dim);
+  const int columns = int(p.value_dim) + 1;
+  const int F = 1 + K + K * (K + 1) / 2;
+  const int column = threadIdx.x % columns;
+  const int group = threadIdx.x / columns;
   const int64_t begin = blockIdx.x * int64_t{F} * columns;
   const Span span(begin, F * columns);
-  float *state = memory + begin % 4, *query = memory + F * columns + 4, *key = query + F,
-        *parts = key + F;
+  float* state = memory + begin % 4;
+  float* query = memory + F * columns + 4;
+  float* key = query + F;
+  float* parts = key + F;
   const Mbarrier barrier{&word};
   griddep_launch_dependents();
   if (threadIdx.x == 0) barrier.init(1);
@@ -97,13 +109,16 @@ __global__ void __launch_bounds__(kMaxColumns, 3) decode_kernel(TaylorSteps p, i
     }
     __syncthreads();
     if (threadIdx.x >= p.value_dim) continue;
-    float out = 0, weights = 0;
+    float out = 0;
+    float weights = 0;
     for (int g = 0; g < groups; ++g) {
       out += parts[g * columns + column];
       weights += parts[(g + 1) * columns - 1];
     }
     if (p.normalize) out /= weights + p.eps;
-    const unsigned heads = p.heads, b = blockIdx.x / heads, h = blockIdx.x % heads;
+    const unsigned heads = p.heads;
+    const unsigned b = blockIdx.x / heads;
+    const unsigned h = blockIdx.x % heads;
     const int64_t at = ((b * p.time + t) * p.heads + h) * p.value_dim + column;
     if (p.q_dtype == DType::bf16) static_cast<bf16*>(p.out)[at] = from_compute<bf16>(out);
     else static_cast<float*>(p.out)[at] = out;
@@ -118,7 +133,8 @@ __global__ void __launch_bounds__(kMaxColumns, 3) decode_kernel(TaylorSteps p, i
 }  // namespace
 
 void decode(const TaylorSteps& p, Stream stream) {
-  const int columns = int(p.value_dim) + 1, groups = std::max(1, kThreads / columns);
+  const int columns = int(p.value_dim) + 1;
+  const int groups = std::max(1, kThreads / columns);
   const auto threads = unsigned(ceil_div(groups * columns, 32)) * 32;
   const size_t shared =
       size_t(feature_count(p.key_dim) * (columns + 2) + 4 + groups * columns) * sizeof(float);

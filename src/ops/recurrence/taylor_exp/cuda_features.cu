@@ -7,7 +7,9 @@
 namespace assay::ops::cuda {
 namespace {
 
-constexpr int kThreads = 256, kRows = 32;  // of a block
+// of a block
+constexpr int kThreads = 256;
+constexpr int kRows = 32;
 
 // x_i x_j, i ≤ j, comes after all of x_0 … x_{i−1}.
 __device__ int place(int i, int j, int K) { return 1 + K + i * (2 * K - i + 1) / 2 + (j - i); }
@@ -44,7 +46,8 @@ __global__ void __launch_bounds__(kThreads)
   const int K = int(p.key_dim);
   const auto* weights = static_cast<const Real<T>*>(p.weights);
   each_number(p.rows, K, [&](int64_t row, int i) {
-    const T *x = static_cast<const T*>(p.x) + row * K, *from = dy + row * F;
+    const T* x = static_cast<const T*>(p.x) + row * K;
+    const T* from = dy + row * F;
     const auto g = [&](int f) {
       return weights ? weights[f] * to_compute(from[f]) : to_compute(from[f]);
     };

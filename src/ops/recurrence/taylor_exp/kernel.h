@@ -12,10 +12,12 @@ constexpr int64_t feature_count(int64_t key_dim) {
 }
 
 struct TaylorFeatures {
-  DType dtype;            // of all; f32 or f64, on CUDA also bf16 with weights in f32
-  int64_t rows, key_dim;  // K
-  const void* x;          // in  [rows, K]
-  const void* weights;    // in  [F], or null: 1
+  DType dtype;  // of all; f32 or f64, on CUDA also bf16 with weights in f32
+  // K
+  int64_t rows;
+  int64_t key_dim;
+  const void* x;        // in  [rows, K]
+  const void* weights;  // in  [F], or null: 1
 };
 
 namespace cpu {
@@ -32,15 +34,28 @@ void taylor_features(const TaylorFeatures&, const void* dy, void* dx, Stream);
 // A few steps of taylor_exp.h, as decoding takes them, in fp32: the state is read once and written
 // once, no features are written. CUDA, sm_90a: enqueues on `stream`, allocates nothing, gives the
 // same bits every time.
-constexpr int64_t kFewTaylorSteps = 8, kMaxTaylorKey = 32, kMaxTaylorValue = 511,
-                  kMaxTaylorState = 51200;
+constexpr int64_t kFewTaylorSteps = 8;
+constexpr int64_t kMaxTaylorKey = 32;
+constexpr int64_t kMaxTaylorValue = 511;
+constexpr int64_t kMaxTaylorState = 51200;
 struct TaylorSteps {
   // time ≥ 1; sizes to the limits above, and F (V + 1)
-  int64_t batch, time, heads, key_dim, value_dim;
-  float scale, eps;
+  int64_t batch;
+  int64_t time;
+  int64_t heads;
+  int64_t key_dim;
+  int64_t value_dim;
+  float scale;
+  float eps;
   bool normalize;
-  HeadView q, k, v;                 // in  [B, T, ·, K], [B, T, ·, K], [B, T, ·, V]
-  DType q_dtype, k_dtype, v_dtype;  //     f32 or bf16
+  // in  [B, T, ·, K], [B, T, ·, K], [B, T, ·, V]
+  HeadView q;
+  HeadView k;
+  HeadView v;
+  //     f32 or bf16
+  DType q_dtype;
+  DType k_dtype;
+  DType v_dtype;
   // in  [B, H, F, V + 1], 16-byte aligned as the final one is; or null
   const float* initial_state;
   void* out;           // out [B, T, H, V] in q_dtype

@@ -2,8 +2,8 @@
 #include <torch/torch.h>
 
 #include "ops/core/dispatch.h"
-#include "ops/recurrence/matrix_recurrence/matrix_recurrence.h"
 #include "ops/core/register.h"
+#include "ops/recurrence/matrix_recurrence/matrix_recurrence.h"
 #include "ops/recurrence/taylor_exp/kernel.h"
 #include "ops/recurrence/taylor_exp/taylor_exp.h"
 
@@ -37,7 +37,8 @@ struct Features : torch::autograd::Function<Features> {
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
                                                  const torch::autograd::variable_list& gradients) {
     const auto saved = ctx->get_saved_variables();
-    const at::Tensor dy = gradients[0].contiguous(), dx = at::empty_like(saved[0]);
+    const at::Tensor dy = gradients[0].contiguous();
+    const at::Tensor dx = at::empty_like(saved[0]);
     run(describe(saved[0], saved[1]), dx.device(), static_cast<const void*>(data(dy)), data(dx));
     return {dx, at::Tensor()};
   }
@@ -68,7 +69,9 @@ std::tuple<at::Tensor, at::Tensor> by_few_steps(const HeadShape& shape, const at
   auto as_read = [](const at::Tensor& x) {
     return sequence(x, x.scalar_type() == at::kBFloat16 ? at::kBFloat16 : at::kFloat);
   };
-  const at::Tensor query = as_read(q), key = as_read(k), value = as_read(v);
+  const at::Tensor query = as_read(q);
+  const at::Tensor key = as_read(k);
+  const at::Tensor value = as_read(v);
   at::Tensor first = parameter(initial_state, at::kFloat);
   if (first.defined() && reinterpret_cast<uintptr_t>(first.data_ptr()) % 16) first = first.clone();
   const at::Tensor out =
@@ -112,7 +115,8 @@ std::tuple<at::Tensor, at::Tensor> taylor_exp_attention(const at::Tensor& q, con
   if (in_few_steps(shape, q, k, v, initial_state))
     return by_few_steps(shape, q, k, v, scale, normalize, eps, initial_state);
 #endif
-  const auto sequence = sequence_dtype({q, k, v}), real = real_dtype(sequence);
+  const auto sequence = sequence_dtype({q, k, v});
+  const auto real = real_dtype(sequence);
   // In bf16 the sums of the tensor cores take a feature with its rounding, as they take
   // every key's number.
   const auto as = kCudaKernels && q.is_cuda() && F <= cuda::kLargestKey ? sequence : real;
@@ -120,8 +124,8 @@ std::tuple<at::Tensor, at::Tensor> taylor_exp_attention(const at::Tensor& q, con
   const Prepare prepare = [=](const std::vector<at::Tensor>& s) {
     const at::Tensor value = s[2].to(as);
     return MatrixRecurrence{.q = features(s[0].to(as), weights),
-                       .k = features(s[1].to(as)),
-                       .v = at::cat({value, at::ones_like(value.narrow(-1, 0, 1))}, -1)};
+                            .k = features(s[1].to(as)),
+                            .v = at::cat({value, at::ones_like(value.narrow(-1, 0, 1))}, -1)};
   };
   const at::Tensor state =
       first_state(initial_state, {shape.batch, shape.heads, F, shape.value_dim + 1}, real, q);
@@ -132,7 +136,8 @@ std::tuple<at::Tensor, at::Tensor> taylor_exp_attention(const at::Tensor& q, con
   return {out.to(q.scalar_type()).contiguous(), last};  // without the column of normalisers
 }
 
-const bool registered_path = register_matrix_recurrence(kOp, /*cuda_numerics=*/2, /*cpu_numerics=*/2);
+const bool registered_path =
+    register_matrix_recurrence(kOp, /*cuda_numerics=*/2, /*cpu_numerics=*/2);
 TORCH_LIBRARY_FRAGMENT(assay, m) {
   register_operator(
       m,

@@ -34,7 +34,8 @@ std::tuple<at::Tensor, at::Tensor> taylor_exp_attention_reference(
     const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale, bool normalize,
     double eps, const OptionalTensor& initial_state) {
   const auto real = real_dtype(sequence_dtype({q, k, v}));
-  const int64_t heads = std::max({q.size(2), k.size(2), v.size(2)}), value_dim = v.size(3);
+  const int64_t heads = std::max({q.size(2), k.size(2), v.size(2)});
+  const int64_t value_dim = v.size(3);
   const at::Tensor weights = taylor_exp_weights(q.size(3), scale, q.options().dtype(real));
   const auto Q = (with_heads(taylor_exp_features(q.to(real)), heads) * weights).unbind(1);
   const auto K = with_heads(taylor_exp_features(k.to(real)), heads).unbind(1);

@@ -76,7 +76,10 @@ template <class R>
 void forward(const TokenShift& p, int64_t b, int64_t begin, int64_t end) {
   Rows<R> rows(p, p.count + 4);
   const auto mix = rows.mixes();
-  R *now = rows.take(), *before = rows.take(), *scratch = rows.take(), *y = rows.take();
+  R* now = rows.take();
+  R* before = rows.take();
+  R* scratch = rows.take();
+  R* y = rows.take();
   rows.read_x(b, begin - 1, before);
   for (int64_t t = begin; t < end; ++t) {
     rows.read_x(b, t, now);
@@ -100,9 +103,13 @@ void backward(const TokenShiftBackward& bwd, int64_t b, int64_t begin, int64_t e
   std::vector<R*> sums;
   for (int64_t i = 0; i < p.count; ++i)
     std::fill_n(sums.emplace_back(rows.take()), rows.padded, R(0));
-  R *now = rows.take(), *before = rows.take(), *scratch = rows.take(), *dy = rows.take(),
-    *dx = rows.take();
-  R *owed = rows.take(), *down = rows.take();
+  R* now = rows.take();
+  R* before = rows.take();
+  R* scratch = rows.take();
+  R* dy = rows.take();
+  R* dx = rows.take();
+  R* owed = rows.take();
+  R* down = rows.take();
   std::fill_n(owed, rows.padded, R(0));
   for (int64_t i = 0; i < p.count && end < p.time; ++i) {
     const R* m = rows.weight(i, b, end, mix[size_t(i)], scratch);
@@ -120,7 +127,8 @@ void backward(const TokenShiftBackward& bwd, int64_t b, int64_t begin, int64_t e
       R* sum = sums[size_t(i)];
       rows.read(bwd.dy[i], b, t, dy);
       for (int64_t j = 0; j < rows.padded; j += kLanes<R>) {
-        const Vec<R> g = load(dy + j), past = hn::Mul(g, load(m + j));
+        const Vec<R> g = load(dy + j);
+        const Vec<R> past = hn::Mul(g, load(m + j));
         const Vec<R> own = hn::Mul(g, hn::Sub(load(before + j), load(now + j)));
         store<R>(hn::Add(load(dx + j), hn::Sub(g, past)), dx + j);
         store<R>(hn::Add(load(owed + j), past), owed + j);

@@ -33,7 +33,8 @@ struct Place {
   using Part = Columns<T, kWidth>;
   using R = Real<T>;
   const TokenShift& p;
-  int64_t sequence, column;
+  int64_t sequence;
+  int64_t column;
 
   __device__ int64_t offset(int64_t t) const { return (sequence * p.time + t) * p.width + column; }
   __device__ Part read(const void* tensor, int64_t t) const {
@@ -63,12 +64,14 @@ struct Place {
 template <class T, int kWidth>
 __global__ void __launch_bounds__(kThreads) forward_kernel(TokenShift p) {
   using Part = Columns<T, kWidth>;
-  const int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x, packs = p.width / kWidth,
-                position = i / packs;
+  const int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x;
+  const int64_t packs = p.width / kWidth;
+  const int64_t position = i / packs;
   if (position >= p.batch * p.time) return;
   const Place<T, kWidth> place{p, position / p.time, i % packs * kWidth};
   const int64_t t = position % p.time;
-  const Part now = place.x(t), before = place.x(t - 1);
+  const Part now = place.x(t);
+  const Part before = place.x(t - 1);
   for (int j = 0; j < p.count; ++j) {
     Part y = place.weight(place.mix(j), j, t);
     for (int k = 0; k < kWidth; ++k) y.at[k] = now.at[k] + (before.at[k] - now.at[k]) * y.at[k];
@@ -83,16 +86,22 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(TokenShiftBackward b
   using Part = Columns<T, kWidth>;
   using R = Real<T>;
   const TokenShift& p = bwd.forward;
-  const int64_t thread = blockIdx.x * int64_t{kThreads} + threadIdx.x, packs = p.width / kWidth,
-                run = thread / packs;
+  const int64_t thread = blockIdx.x * int64_t{kThreads} + threadIdx.x;
+  const int64_t packs = p.width / kWidth;
+  const int64_t run = thread / packs;
   if (run >= p.batch * runs) return;
   const Place<T, kWidth> place{p, run / runs, thread % packs * kWidth};
-  const int64_t begin = run % runs * kShiftRun, end = min(begin + kShiftRun, p.time);
-  Columns<R, kWidth> mix[kCount], dmix[kCount];
+  const int64_t begin = run % runs * kShiftRun;
+  const int64_t end = min(begin + kShiftRun, p.time);
+  Columns<R, kWidth> mix[kCount];
+  Columns<R, kWidth> dmix[kCount];
 #pragma unroll
   for (int i = 0; i < kCount; ++i)
     if (i < p.count) mix[i] = place.mix(i);
-  Part dy[kCount], weight[kCount], owed;  // of a position; by the position after
+  // of a position; by the position after
+  Part dy[kCount];
+  Part weight[kCount];
+  Part owed;
   const auto load = [&](int64_t t) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
@@ -161,7 +170,8 @@ void token_shift(const TokenShift& p, Stream stream) {
 void token_shift(const TokenShiftBackward& bwd, Stream stream) {
   const TokenShift& p = bwd.forward;
   with_vectors(p.dtype, p.width, aligned(p, bwd.dy), [&]<class T>(T, auto width) {
-    const int64_t runs = runs_of_sequence(p), threads = p.batch * runs * (p.width / width());
+    const int64_t runs = runs_of_sequence(p);
+    const int64_t threads = p.batch * runs * (p.width / width());
     const auto kernel = p.own[0]       ? backward_kernel<T, width(), kMaxShifts, true>
                         : p.count <= 2 ? backward_kernel<T, width(), 2, false>
                                        : backward_kernel<T, width(), kMaxShifts, false>;

@@ -9,8 +9,11 @@ namespace assay::ops {
 constexpr int kMaxShifts = 6;
 
 struct TokenShift {
-  DType dtype;                  // of x, before, own, y. "real": f64 when dtype is f64, else f32
-  int64_t batch, time, width;   // any; all tensors contiguous
+  DType dtype;  // of x, before, own, y. "real": f64 when dtype is f64, else f32
+  // any; all tensors contiguous
+  int64_t batch;
+  int64_t time;
+  int64_t width;
   int64_t count;                // of the y_i, up to kMaxShifts
   const void* x;                // in  [B, T, D]
   const void* before;           // in  [B, D], x[−1]; null: 0

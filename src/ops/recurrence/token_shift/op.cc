@@ -22,7 +22,8 @@ void launch(const Work& work, const at::Device& device) {
 
 // in: x, mix, own…
 TokenShift describe(at::TensorList in, const OptionalTensor& before) {
-  const at::Tensor &x = in[0], &mix = in[1];
+  const at::Tensor& x = in[0];
+  const at::Tensor& mix = in[1];
   TokenShift p{};
   p.dtype = kernel_dtype(x.scalar_type());
   p.batch = x.size(0);
@@ -40,7 +41,8 @@ struct TokenShiftFunction : torch::autograd::Function<TokenShiftFunction> {
   static variable_list forward(AutogradContext* ctx, at::TensorList in,
                                const OptionalTensor& before) {
     TokenShift p = describe(in, before);
-    variable_list y, saved = in.vec();
+    variable_list y;
+    variable_list saved = in.vec();
     for (int64_t i = 0; i < p.count; ++i) p.y[i] = data(y.emplace_back(at::empty_like(in[0])));
     launch(p, in[0].device());
     saved.push_back(or_undefined(before));
@@ -51,9 +53,11 @@ struct TokenShiftFunction : torch::autograd::Function<TokenShiftFunction> {
     variable_list in = ctx->get_saved_variables();
     const OptionalTensor before = optional(in.back());
     in.pop_back();
-    const at::Tensor &x = in[0], &mix = in[1];
+    const at::Tensor& x = in[0];
+    const at::Tensor& mix = in[1];
     TokenShiftBackward q{.forward = describe(in, before)};
-    variable_list dy, out = {at::empty_like(x), at::Tensor()};
+    variable_list dy;
+    variable_list out = {at::empty_like(x), at::Tensor()};
     for (const at::Tensor& gradient : gradients) dy.push_back(gradient.contiguous());
     for (size_t i = 0; i < dy.size(); ++i) q.dy[i] = data(dy[i]);
     for (size_t i = 2; i < in.size(); ++i)

@@ -16,13 +16,17 @@ namespace assay::ops {
 
 template <bool kGateFirst>
 struct GatedNorm : RowwiseFormula {
-  static constexpr int kInputs = 2, kOutputs = 1, kParameters = 1;
-  static constexpr int kSums = 1, kBackwardSums = 1;
+  static constexpr int kInputs = 2;
+  static constexpr int kOutputs = 1;
+  static constexpr int kParameters = 1;
+  static constexpr int kSums = 1;
+  static constexpr int kBackwardSums = 1;
   static constexpr bool kLongParts = true;
 
   template <class R>
   struct Gate {
-    R value, slope;
+    R value;
+    R slope;
   };
   template <class R>
   ASSAY_FORMULA Gate<R> gate(R z) {
@@ -57,7 +61,8 @@ struct GatedNorm : RowwiseFormula {
   template <class R>
   ASSAY_FORMULA void backward(const R* x, const R* w, const R* sum, const R* dy, R* dx, R* dw) {
     const Gate<R> g = gate(x[1]);
-    const R u = normed(x), dunit = kGateFirst ? dy[0] : dy[0] * g.value;
+    const R u = normed(x);
+    const R dunit = kGateFirst ? dy[0] : dy[0] * g.value;
     const R du = sum[0] * w[0] * dunit - u * sum[1];
     dx[0] = kGateFirst ? du * g.value : du;
     dx[1] = g.slope * (kGateFirst ? du * x[0] : dy[0] * u * sum[0] * w[0]);

@@ -1,9 +1,9 @@
 // Gated root-mean-square norms: checks and the reference implementation.
 #include <torch/torch.h>
 
+#include "ops/core/rowwise_op.h"
 #include "ops/rowwise/gated_norm/gated_norm.h"
 #include "ops/rowwise/norm/norm.h"
-#include "ops/core/rowwise_op.h"
 
 namespace assay::ops {
 
@@ -13,7 +13,8 @@ at::Tensor gated_rms_norm_reference(const at::Tensor& x, const at::Tensor& z,
                                     const at::Tensor& weight, double eps, bool gate_first,
                                     int64_t groups) {
   const auto real = weight.scalar_type();
-  const at::Tensor gate = at::silu(z.to(real)), wide = x.to(real);
+  const at::Tensor gate = at::silu(z.to(real));
+  const at::Tensor wide = x.to(real);
   const at::Tensor y = gate_first ? rms_norm_reference(wide * gate, weight, eps, groups)
                                   : rms_norm_reference(wide, weight, eps, groups) * gate;
   return y.to(x.scalar_type());

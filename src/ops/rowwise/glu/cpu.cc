@@ -16,7 +16,8 @@ namespace {
 // x, σ(c (x + a x³)) and what the sigmoid's argument changes by, divided by c.
 template <class R>
 struct Gate {
-  Vec<R> sigma, slope;
+  Vec<R> sigma;
+  Vec<R> slope;
   HWY_INLINE Gate(Vec<R> x, double c, double a) {
     const Vec<R> square = hn::Mul(x, x);
     sigma = sigmoid(hn::Mul(hn::Mul(x, set<R>(c)), hn::MulAdd(square, set<R>(a), set<R>(1))));
@@ -36,7 +37,8 @@ HWY_INLINE void over_row(int64_t width, const std::array<const W*, inputs>& in,
     for (int n = 0; n < outputs; ++n) store_narrow(results.at[n], out[n] + i);
   }
   if (i == width) return;
-  W buffers[inputs][kVector] = {}, last[kVector];
+  W buffers[inputs][kVector] = {};
+  W last[kVector];
   for (int n = 0; n < inputs; ++n) std::copy(in[n] + i, in[n] + width, buffers[n]);
   const auto results = f([&](int n) HWY_ATTR { return load_wide(buffers[n]); });
   for (int n = 0; n < outputs; ++n) {
@@ -63,7 +65,8 @@ void forward(const Glu& p, const ParallelFor& parallel) {
     const W* h = static_cast<const W*>(p.h) + 2 * row * p.width;
     over_row<2, 1, W>(p.width, {h, h + p.width}, {static_cast<W*>(p.y) + row * p.width},
                       [&](auto in) HWY_ATTR {
-                        const Vec<R> x = in(0), y = hn::Mul(x, Gate<R>(x, p.c, p.a).sigma);
+                        const Vec<R> x = in(0);
+                        const Vec<R> y = hn::Mul(x, Gate<R>(x, p.c, p.a).sigma);
                         return Results<R, 1>{{hn::Mul(y, in(1))}};
                       });
   });
@@ -73,11 +76,12 @@ template <class R, class W>
 void backward(const GluBackward& bwd, const ParallelFor& parallel) {
   const Glu& p = bwd.forward;
   over_rows(p, parallel, [&](int64_t row) HWY_ATTR {
-    const W *h = static_cast<const W*>(p.h) + 2 * row * p.width,
-            *dy = static_cast<const W*>(bwd.dy) + row * p.width;
+    const W* h = static_cast<const W*>(p.h) + 2 * row * p.width;
+    const W* dy = static_cast<const W*>(bwd.dy) + row * p.width;
     W* dh = static_cast<W*>(bwd.dh) + 2 * row * p.width;
     over_row<3, 2, W>(p.width, {h, h + p.width, dy}, {dh, dh + p.width}, [&](auto in) HWY_ATTR {
-      const Vec<R> x = in(0), dy = in(2);
+      const Vec<R> x = in(0);
+      const Vec<R> dy = in(2);
       const Gate<R> g(x, p.c, p.a);
       const Vec<R> inner =
           hn::Mul(hn::Mul(x, set<R>(p.c)), hn::Mul(hn::Sub(set<R>(1), g.sigma), g.slope));

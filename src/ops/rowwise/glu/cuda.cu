@@ -8,7 +8,10 @@ namespace {
 
 template <class R>
 struct Gate {
-  R sigma, value, derivative;  // σ(c (x + a x³)), x σ, and the derivative of x σ
+  // σ(c (x + a x³)), x σ, and the derivative of x σ
+  R sigma;
+  R value;
+  R derivative;
   __device__ Gate(R x, R c, R a)
       : sigma(sigmoid(c * x * (1 + a * x * x))),
         value(x * sigma),
@@ -22,8 +25,12 @@ __global__ void __launch_bounds__(kElementwiseThreads) glu_kernel(GluBackward bw
   const Glu& p = bwd.forward;
   const int64_t i = blockIdx.x * int64_t{kElementwiseThreads} + threadIdx.x;
   if (i >= packs) return;
-  const int64_t width = p.width / kWidth, gate = i + i / width * width, up = gate + width;
-  Packed g = static_cast<const Packed*>(p.h)[gate], u = static_cast<const Packed*>(p.h)[up], dy;
+  const int64_t width = p.width / kWidth;
+  const int64_t gate = i + i / width * width;
+  const int64_t up = gate + width;
+  Packed g = static_cast<const Packed*>(p.h)[gate];
+  Packed u = static_cast<const Packed*>(p.h)[up];
+  Packed dy;
   if constexpr (kBackward) dy = static_cast<const Packed*>(bwd.dy)[i];
   for (int k = 0; k < kWidth; ++k) {
     const Gate<R> at(to_compute(g[k]), p.c, p.a);

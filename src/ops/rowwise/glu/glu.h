@@ -11,7 +11,8 @@ namespace assay::ops {
 at::Tensor glu(const at::Tensor& h, std::string_view activation);
 // c and a of kernel.h; ValueError unless the activation is one of the two.
 struct GluActivation {
-  double c, a;
+  double c;
+  double a;
 };
 GluActivation glu_activation(std::string_view activation);
 // from tensor arithmetic: defines the result

@@ -8,9 +8,12 @@
 namespace assay::ops {
 
 struct Glu {
-  DType dtype;          // of all; computed in f64 when it is f64, else in f32
-  int64_t rows, width;  // any
-  double c, a;
+  DType dtype;  // of all; computed in f64 when it is f64, else in f32
+  // any
+  int64_t rows;
+  int64_t width;
+  double c;
+  double a;
   const void* h;  // in  [rows, 2 width]
   void* y;        // out [rows, width]; backward: not touched
 };

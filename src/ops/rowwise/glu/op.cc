@@ -40,8 +40,9 @@ struct GluFunction : torch::autograd::Function<GluFunction> {
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
                                                  const torch::autograd::variable_list& gradients) {
-    const at::Tensor h = ctx->get_saved_variables()[0], dy = gradients[0].contiguous(),
-                     dh = at::empty_like(h);
+    const at::Tensor h = ctx->get_saved_variables()[0];
+    const at::Tensor dy = gradients[0].contiguous();
+    const at::Tensor dh = at::empty_like(h);
     launch(GluBackward{describe(h, ctx->saved_data["silu"].toBool()), data(dy), data(dh)},
            h.device());
     return {dh, at::Tensor()};

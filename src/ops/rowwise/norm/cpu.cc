@@ -32,7 +32,10 @@ struct Parts {
   const Norm& p;
   int64_t padded;
   hwy::AlignedFreeUniquePtr<R[]> memory;
-  R *x, *dy, *weight, *bias;
+  R* x;
+  R* dy;
+  R* weight;
+  R* bias;
   explicit Parts(const Norm& norm)
       : p(norm),
         padded(padded_width<R>(p)),
@@ -83,8 +86,8 @@ void forward_part(const Norm& p, int64_t part, Parts<R>& r) {
       r.mean([&](int64_t i) HWY_ATTR { return hn::Mul(load(r.x + i), load(r.x + i)); });
   const R scale = R(1) / std::sqrt(squares + R(p.eps));
   static_cast<R*>(p.scale)[part] = scale;
-  const R *weight = r.weight + part % p.groups * r.padded,
-          *bias = r.bias + part % p.groups * r.padded;
+  const R* weight = r.weight + part % p.groups * r.padded;
+  const R* bias = r.bias + part % p.groups * r.padded;
   const Vec<R> s = hn::Set(Lanes<R>(), scale);
   fill<R>(r.x, r.padded, [&](int64_t i) HWY_ATTR {
     return hn::MulAdd(hn::Mul(load(r.x + i), s), load(weight + i), load(bias + i));
@@ -98,7 +101,8 @@ void backward_part(const NormBackward& bwd, int64_t part, Parts<R>& r, R* dparam
   const Norm& p = bwd.forward;
   const int64_t group = part % p.groups * r.padded;
   const R* weight = r.weight + group;
-  R *dweight = dparameters + group, *dbias = dweight + p.groups * r.padded;
+  R* dweight = dparameters + group;
+  R* dbias = dweight + p.groups * r.padded;
   r.read(p.x, part, r.x);
   r.read(bwd.dy, part, r.dy);
   if (p.bias) {
@@ -109,8 +113,8 @@ void backward_part(const NormBackward& bwd, int64_t part, Parts<R>& r, R* dparam
   const R scale = static_cast<const R*>(p.scale)[part];
   const auto g = [&](int64_t i) HWY_ATTR { return hn::Mul(load(weight + i), load(r.dy + i)); };
   const R inner = r.mean([&](int64_t i) HWY_ATTR { return hn::Mul(load(r.x + i), g(i)); });
-  const Vec<R> s = hn::Set(Lanes<R>(), scale),
-               back = hn::Set(Lanes<R>(), scale * scale * scale * inner);
+  const Vec<R> s = hn::Set(Lanes<R>(), scale);
+  const Vec<R> back = hn::Set(Lanes<R>(), scale * scale * scale * inner);
   const Vec<R> level = hn::Set(Lanes<R>(), p.bias ? scale * r.mean(g) : R(0));
   for (int64_t i = 0; i < r.padded; i += kLanes<R>) {
     const Vec<R> x = load(r.x + i);
@@ -141,7 +145,8 @@ R* sums_of(const NormBackward& bwd, void* workspace, size_t* bytes = nullptr) {
 template <class R>
 void backward(const NormBackward& bwd, void* workspace, const ParallelFor& parallel) {
   const Norm& p = bwd.forward;
-  const int64_t padded = padded_width<R>(p), size = num_kinds(p) * p.groups * padded;
+  const int64_t padded = padded_width<R>(p);
+  const int64_t size = num_kinds(p) * p.groups * padded;
   R* sums = sums_of<R>(bwd, workspace);
   parallel(num_blocks(p), 1, [&](int64_t begin, int64_t end) HWY_ATTR {
     Parts<R> r(p);

@@ -10,7 +10,7 @@ namespace assay::ops::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kMaxPacks = 512;          // of a part that a block keeps
+constexpr int kMaxPacks = 512;  // of a part that a block keeps
 
 int64_t num_parts(const Norm& p) { return p.rows * p.groups; }
 
@@ -24,8 +24,9 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(Norm p, int lanes) {
   griddep_launch_dependents();
   griddep_wait();
   const int64_t wanted = blockIdx.x * int64_t(kThreads / lanes) + threadIdx.x / unsigned(lanes);
-  const int64_t part = min(wanted, p.rows * p.groups - 1), packs = p.width / kWidth,
-                group = part - quotient(part, p.groups) * p.groups;
+  const int64_t part = min(wanted, p.rows * p.groups - 1);
+  const int64_t packs = p.width / kWidth;
+  const int64_t group = part - quotient(part, p.groups) * p.groups;
   const int lane = threadIdx.x & (lanes - 1);
   const auto* x = reinterpret_cast<const Packed*>(static_cast<const T*>(p.x) + part * p.width);
   const auto* added =
@@ -52,7 +53,8 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(Norm p, int lanes) {
     if (kPacks == 0)
       for (int64_t i = lane; i < packs; i += lanes) f(i, at(i));
   };
-  R mean = 0, squares = 0;
+  R mean = 0;
+  R squares = 0;
   if (kCentred) {
     each_pack([&](int64_t, const Packed& some) {
       for (int k = 0; k < kWidth; ++k) mean += to_compute(some.at[k]);
@@ -67,11 +69,12 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(Norm p, int lanes) {
   if (part < wanted) return;
   if (lane == 0) static_cast<R*>(p.scale)[part] = scale;
   if (kCentred && lane == 0) static_cast<R*>(p.mean)[part] = mean;
-  const auto *weight = reinterpret_cast<const Weights*>(p.weight) + group * packs,
-             *bias = reinterpret_cast<const Weights*>(p.bias) + group * packs;
+  const auto* weight = reinterpret_cast<const Weights*>(p.weight) + group * packs;
+  const auto* bias = reinterpret_cast<const Weights*>(p.bias) + group * packs;
   each_pack([&](int64_t i, Packed some) {
     if (p.sum) sum[i] = some;
-    const Weights w = weight[i], b = kCentred ? bias[i] : Weights{};
+    const Weights w = weight[i];
+    const Weights b = kCentred ? bias[i] : Weights{};
     for (int k = 0; k < kWidth; ++k)
       some.at[k] = from_compute<T>((to_compute(some.at[k]) - mean) * scale * w.at[k] + b.at[k]);
     y[i] = some;
@@ -96,7 +99,8 @@ template <class T, int kWidth, bool kCentred>
 __global__ void __launch_bounds__(kMaxPacks) few_parts_kernel(Norm p) {
   using R = Real<T>;
   using Packed = Vec<T, kWidth>;
-  const int64_t part = blockIdx.x, column = threadIdx.x * int64_t{kWidth};
+  const int64_t part = blockIdx.x;
+  const int64_t column = threadIdx.x * int64_t{kWidth};
   const int64_t element = part * p.width + column;
   const bool inside = column < p.width;
   const R* const weight = static_cast<const R*>(p.weight) + part % p.groups * p.width + column;
@@ -105,12 +109,15 @@ __global__ void __launch_bounds__(kMaxPacks) few_parts_kernel(Norm p) {
   if (inside && kCentred) prefetch_l2(bias);
   griddep_launch_dependents();
   griddep_wait();
-  R x[kWidth] = {}, w[kWidth] = {}, b[kWidth] = {};
+  R x[kWidth] = {};
+  R w[kWidth] = {};
+  R b[kWidth] = {};
   if (inside) {
     const auto at = [&](const void* from) {
       return *reinterpret_cast<const Packed*>(static_cast<const T*>(from) + element);
     };
-    Packed sum = at(p.x), added{};
+    Packed sum = at(p.x);
+    Packed added{};
     if (p.added) added = at(p.added);
     for (int k = 0; k < kWidth; ++k) {
       w[k] = weight[k];
@@ -120,7 +127,8 @@ __global__ void __launch_bounds__(kMaxPacks) few_parts_kernel(Norm p) {
     }
     if (p.sum) *reinterpret_cast<Packed*>(static_cast<T*>(p.sum) + element) = sum;
   }
-  R mean = 0, squares = 0;
+  R mean = 0;
+  R squares = 0;
   if (kCentred) {
     for (int k = 0; k < kWidth; ++k) mean += x[k];
     mean = block_sum(mean) / R(p.width);

@@ -9,14 +9,19 @@
 namespace assay::ops {
 
 struct Norm {
-  DType dtype;                  // of x, y. "real": f64 when dtype is f64, else f32
-  int64_t rows, groups, width;  // any; a row has groups · width numbers
+  DType dtype;  // of x, y. "real": f64 when dtype is f64, else f32
+  // any; a row has groups · width numbers
+  int64_t rows;
+  int64_t groups;
+  int64_t width;
   double eps;
   const void* x;       // in  [rows, groups, width]
   const void* weight;  // in  [groups, width] real
   const void* bias;    // in  [groups, width] real; null: root-mean-square
   void* y;             // out [rows, groups, width]; backward: not touched
-  void *scale, *mean;  // s, m: out [rows, groups] real; backward: in; mean is null without bias
+  // s, m: out [rows, groups] real; backward: in; mean is null without bias
+  void* scale;
+  void* mean;
   // CUDA only, null if not wanted: the norm of sum = x + added, rounded. Backward: x is the sum.
   const void* added = nullptr;  // in  [rows, groups, width]
   void* sum = nullptr;          // out [rows, groups, width]
@@ -33,9 +38,12 @@ struct NormBackward {
 // The gradients as a row-wise formula of x, w, s and m, for CUDA. kSum: x is the second output.
 template <bool kCentred, bool kSum>
 struct NormGradient : RowwiseFormula {
-  static constexpr int kInputs = 1, kOutputs = 1 + kSum, kParameters = 1,
-                       kStatistics = 1 + kCentred;
-  static constexpr int kBackwardSums = 1 + kCentred, kExtraGradients = kCentred;
+  static constexpr int kInputs = 1;
+  static constexpr int kOutputs = 1 + kSum;
+  static constexpr int kParameters = 1;
+  static constexpr int kStatistics = 1 + kCentred;
+  static constexpr int kBackwardSums = 1 + kCentred;
+  static constexpr int kExtraGradients = kCentred;
   static constexpr bool kLongParts = true;
 
   template <class R>

@@ -2,9 +2,9 @@
 #include <torch/torch.h>
 
 #include "ops/core/dispatch.h"
+#include "ops/core/rowwise_op.h"
 #include "ops/rowwise/norm/kernel.h"
 #include "ops/rowwise/norm/norm.h"
-#include "ops/core/rowwise_op.h"
 
 namespace assay::ops {
 namespace {
@@ -14,7 +14,11 @@ using torch::autograd::variable_list;
 
 // The tensors of a call; bias and mean are undefined for the root-mean-square norm.
 struct Call {
-  at::Tensor x, weight, bias, scale, mean;
+  at::Tensor x;
+  at::Tensor weight;
+  at::Tensor bias;
+  at::Tensor scale;
+  at::Tensor mean;
   int64_t groups;
   double eps;
 
@@ -82,7 +86,8 @@ variable_list backward(AutogradContext* ctx, const at::Tensor& gradient,
                   ctx->saved_data["groups"].toInt(),
                   ctx->saved_data["eps"].toDouble()};
   const bool bias = call.bias.defined();
-  const at::Tensor dy = aligned(gradient.contiguous()), dx = at::empty_like(call.x);
+  const at::Tensor dy = aligned(gradient.contiguous());
+  const at::Tensor dx = at::empty_like(call.x);
   const at::Tensor dparameters = at::empty({1 + bias, call.weight.size(0)}, call.weight.options());
   launch(NormBackward{call.kernel(), data(dy), data(dx), data(dparameters), data(dsum)},
          dx.device());
@@ -107,7 +112,8 @@ struct AddNormFunction : torch::autograd::Function<AddNormFunction> {
                                const at::Tensor& weight, const OptionalTensor& bias, double eps,
                                int64_t groups) {
     ctx->set_materialize_grads(false);
-    const at::Tensor sum = at::empty_like(x), y = at::empty_like(x);
+    const at::Tensor sum = at::empty_like(x);
+    const at::Tensor y = at::empty_like(x);
     ops::forward(ctx, x, weight, bias, eps, groups, y, added, sum);
     return {sum, y};
   }
@@ -144,7 +150,8 @@ bool has_kernel(const at::Tensor& x, int64_t groups) {
 
 at::Tensor normed(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias,
                   double eps, int64_t groups) {
-  const auto dtype = sequence_dtype({x}), real = real_dtype(dtype);
+  const auto dtype = sequence_dtype({x});
+  const auto real = real_dtype(dtype);
   return NormFunction::apply(parameter(x, dtype), parameter(weight, real),
                              optional(parameter(bias, real)), eps, groups)
       .to(x.scalar_type());
@@ -170,7 +177,8 @@ std::pair<at::Tensor, at::Tensor> add_norm(const at::Tensor& x, const at::Tensor
                                            double eps, int64_t groups) {
   const char* op = bias ? "layer_norm" : "rms_norm";
   check(op, x, weight, bias, groups);
-  const auto dtype = x.scalar_type(), real = real_dtype(dtype);
+  const auto dtype = x.scalar_type();
+  const auto real = real_dtype(dtype);
   const bool one_kernel = x.is_cuda() && has_kernel(x, groups) && sequence_dtype({x}) == dtype &&
                           y.scalar_type() == dtype && y.sizes() == x.sizes() &&
                           y.device() == x.device();

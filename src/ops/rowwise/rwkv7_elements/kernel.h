@@ -13,8 +13,12 @@ constexpr double kRwkv7Eps = 1e-12;
 // The outputs are ln w, k', −κ and κ ⊙ a. With G the gradient of κ: dq = s (G − s² q Σ(G q)), s = 1
 // / ‖q‖.
 struct Rwkv7Prepare : RowwiseFormula {
-  static constexpr int kInputs = 3, kOutputs = 4, kRealOutputs = 1, kParameters = 2;
-  static constexpr int kSums = 1, kBackwardSums = 1;
+  static constexpr int kInputs = 3;
+  static constexpr int kOutputs = 4;
+  static constexpr int kRealOutputs = 1;
+  static constexpr int kParameters = 2;
+  static constexpr int kSums = 1;
+  static constexpr int kBackwardSums = 1;
   static constexpr double kDecay = -0.60653065971263342;  // −exp(−½)
 
   template <class R>
@@ -27,7 +31,8 @@ struct Rwkv7Prepare : RowwiseFormula {
   }
   template <class R>
   ASSAY_FORMULA void forward(const R* x, const R* w, const R* sum, R* y) {
-    const R a = formula::sigmoid(x[1]), removed = x[2] * w[0] * sum[0];
+    const R a = formula::sigmoid(x[1]);
+    const R removed = x[2] * w[0] * sum[0];
     y[0] = R(kDecay) * formula::sigmoid(x[0]);
     y[1] = x[2] * (1 + (a - 1) * w[1]);
     y[2] = -removed;
@@ -43,7 +48,9 @@ struct Rwkv7Prepare : RowwiseFormula {
   }
   template <class R>
   ASSAY_FORMULA void backward(const R* x, const R* w, const R* sum, const R* dy, R* dx, R* dw) {
-    const R decay = formula::sigmoid(x[0]), a = formula::sigmoid(x[1]), q = x[2] * w[0];
+    const R decay = formula::sigmoid(x[0]);
+    const R a = formula::sigmoid(x[1]);
+    const R q = x[2] * w[0];
     const R dq = sum[0] * (dy[3] * a - dy[2]) - q * sum[1];
     const R da = dy[1] * x[2] * w[1] + dy[3] * q * sum[0];
     dx[0] = dy[0] * R(kDecay) * decay * (1 - decay);
@@ -56,7 +63,8 @@ struct Rwkv7Prepare : RowwiseFormula {
 
 // y = v + (v_first − v) ⊙ σ(m)
 struct Rwkv7Values : RowwiseFormula {
-  static constexpr int kInputs = 3, kOutputs = 1;
+  static constexpr int kInputs = 3;
+  static constexpr int kOutputs = 1;
 
   template <class R>
   ASSAY_FORMULA void forward(const R* x, const R*, const R*, R* y) {
@@ -74,8 +82,11 @@ struct Rwkv7Values : RowwiseFormula {
 // y = (n + b v) ⊙ g, b = Σ r ⊙ k ⊙ r_k, of the inputs n, r, k, v and g. With c = Σ dy ⊙ g ⊙ v:
 // dr = c k ⊙ r_k, dk = c r ⊙ r_k, dr_k = c r ⊙ k, dv = b dy ⊙ g.
 struct Rwkv7Output : RowwiseFormula {
-  static constexpr int kInputs = 5, kOutputs = 1, kParameters = 1;
-  static constexpr int kSums = 1, kBackwardSums = 1;
+  static constexpr int kInputs = 5;
+  static constexpr int kOutputs = 1;
+  static constexpr int kParameters = 1;
+  static constexpr int kSums = 1;
+  static constexpr int kBackwardSums = 1;
 
   template <class R>
   ASSAY_FORMULA void terms(const R* x, const R* w, R* t) {

@@ -54,7 +54,6 @@ at::Tensor rwkv7_output(const at::Tensor& n, const at::Tensor& r, const at::Tens
 }
 
 const bool registered_rwkv7 = register_kernels("rwkv7_prepare") &&
-                              register_kernels("rwkv7_values") &&
-                              register_kernels("rwkv7_output");
+                              register_kernels("rwkv7_values") && register_kernels("rwkv7_output");
 
 }  // namespace assay::ops

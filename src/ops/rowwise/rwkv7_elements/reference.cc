@@ -16,7 +16,8 @@ at::Tensor wide(const at::Tensor& x) {
 
 Rwkv7Prepared rwkv7_prepare_reference(const at::Tensor& d, const at::Tensor& e, const at::Tensor& k,
                                       const at::Tensor& k_k, const at::Tensor& k_a, int64_t heads) {
-  const at::Tensor a = wide(e).sigmoid(), q = (wide(k) * k_k).unflatten(-1, {heads, -1});
+  const at::Tensor a = wide(e).sigmoid();
+  const at::Tensor q = (wide(k) * k_k).unflatten(-1, {heads, -1});
   const at::Tensor removed = (q / q.norm(2, -1, true).clamp_min(kRwkv7Eps)).flatten(-2);
   const auto narrow = [&](const at::Tensor& x) { return x.to(k.scalar_type()); };
   return {Rwkv7Prepare::kDecay * wide(d).sigmoid(), narrow(wide(k) * (1 + (a - 1) * k_a)),

@@ -9,7 +9,11 @@ namespace assay::ops {
 // [D] (fp32; fp64 for fp64). D is `heads` equal parts. ValueError naming the argument when a shape
 // does not fit. The references are plain tensor arithmetic and define the results.
 struct Rwkv7Prepared {
-  at::Tensor log_decay, k, minus_removed, added;  // ln w in fp32 (fp64 for fp64), k', −κ, κ ⊙ a
+  // ln w in fp32 (fp64 for fp64), k', −κ, κ ⊙ a
+  at::Tensor log_decay;
+  at::Tensor k;
+  at::Tensor minus_removed;
+  at::Tensor added;
 };
 Rwkv7Prepared rwkv7_prepare(const at::Tensor& d, const at::Tensor& e, const at::Tensor& k,
                             const at::Tensor& k_k, const at::Tensor& k_a, int64_t heads);

@@ -10,8 +10,10 @@ class Tensor;
 namespace assay::ops {
 
 struct UnitLength : RowwiseFormula {
-  static constexpr int kInputs = 1, kOutputs = 1;
-  static constexpr int kSums = 1, kBackwardSums = 1;
+  static constexpr int kInputs = 1;
+  static constexpr int kOutputs = 1;
+  static constexpr int kSums = 1;
+  static constexpr int kBackwardSums = 1;
 
   template <class R>
   ASSAY_FORMULA void terms(const R* x, const R*, R* t) {

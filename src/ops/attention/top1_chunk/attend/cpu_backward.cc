@@ -21,9 +21,14 @@ namespace {
 
 template <class R>
 struct Scratch {
-  R *q, *dout, *dq;  // [kRows, depth]
-  R *P, *dS;         // [kRows, width]
-  R* keys;           // [C, depth]
+  // [kRows, depth]
+  R* q;
+  R* dout;
+  R* dq;
+  // [kRows, width]
+  R* P;
+  R* dS;
+  R* keys;  // [C, depth]
   Scratch(WorkspaceArena& carve, const Problem<R>& p)
       : q(carve.take<R>(kRows * p.depth)),
         dout(carve.take<R>(kRows * p.depth)),
@@ -37,10 +42,15 @@ struct Scratch {
 // s · log₂e.
 template <class R>
 struct Memory {
-  Columns<R> keys, values;
+  Columns<R> keys;
+  Columns<R> values;
   Lists<R> lists;
-  R *delta, *dq;  // [B, H, T], [B, H, T, depth]
-  R *dk, *dv;     // [B, Hk, chunks · C, depth]
+  // [B, H, T], [B, H, T, depth]
+  R* delta;
+  R* dq;
+  // [B, Hk, chunks · C, depth]
+  R* dk;
+  R* dv;
   std::byte* scratch;
   size_t scratch_bytes;
   Memory(WorkspaceArena& carve, const Problem<R>& p)
@@ -62,9 +72,15 @@ struct Memory {
 // What a task works on: the keys of one chunk and key head, and their gradients so far.
 template <class R>
 struct Target {
-  int64_t b, kv_head, chunk;
-  const R *keys, *values;  // columns
-  R *dk, *dv;              // [C, depth]
+  int64_t b;
+  int64_t kv_head;
+  int64_t chunk;
+  // columns
+  const R* keys;
+  const R* values;
+  // [C, depth]
+  R* dk;
+  R* dv;
 };
 
 template <class R>
@@ -77,8 +93,9 @@ void prepare_queries(const Top1ChunkBackward& call, const Problem<R>& p, const M
            [&](int64_t i, std::byte* memory) HWY_ATTR {
              WorkspaceArena carve(memory);
              const Scratch<R> s(carve, p);
-             const int64_t chunk = i % p.chunks, h = i / p.chunks % p.heads,
-                           b = i / p.chunks / p.heads;
+             const int64_t chunk = i % p.chunks;
+             const int64_t h = i / p.chunks % p.heads;
+             const int64_t b = i / p.chunks / p.heads;
              for (int64_t t = p.first_query(chunk); t < p.last_query(chunk); ++t) {
                read_scaled(p, p.out, b, t, h, R(1), s.q);
                read_scaled(p, call.dout, b, t, h, R(1), s.dout);
@@ -99,7 +116,8 @@ void differentiate(const Problem<R>& p, const Memory<R>& m, const Scratch<R>& s,
   matmul(rows, columns, p.head_dim, Left<R>{s.dout, p.depth, 1}, target.values, p.width, s.dS,
          p.width, false);
   for (int64_t i = 0; i < rows; ++i) {
-    R *P = s.P + i * p.width, *dS = s.dS + i * p.width;
+    R* P = s.P + i * p.width;
+    R* dS = s.dS + i * p.width;
     exponentials(P, limit(i), count, R(static_cast<const R*>(p.logsumexp)[index(i)] * R(kLog2E)));
     const Vec<R> delta = hn::Set(Lanes<R>(), m.delta[index(i)]);
     for (int64_t j = 0; j < columns; j += kLanes<R>)
@@ -140,11 +158,13 @@ void local_pass(const Top1ChunkBackward& call, const Problem<R>& p, const Memory
                 const Scratch<R>& s, const Target<R>& target) {
   const auto [b, kv_head, chunk, keys, values, dk, dv] = target;
   read_chunk(p, p.k, b, kv_head, chunk, s.keys);
-  const int64_t begin = p.first_query(chunk), end = p.last_query(chunk);
+  const int64_t begin = p.first_query(chunk);
+  const int64_t end = p.last_query(chunk);
   for (int64_t h = kv_head * p.group; h < (kv_head + 1) * p.group; ++h)
     for (int64_t t0 = begin; t0 < end; t0 += kRows) {
       // by the first of them
-      const int64_t rows = std::min(kRows, end - t0), seen = p.past + t0 - chunk * p.C + 1;
+      const int64_t rows = std::min(kRows, end - t0);
+      const int64_t seen = p.past + t0 - chunk * p.C + 1;
       for (int64_t i = 0; i < rows; ++i) read_query(call, p, m, s, b, t0 + i, h, i);
       auto index = [&](int64_t i) { return p.row(b, h, t0 + i); };
       differentiate(p, m, s, target, rows, seen + rows - 1, index,
@@ -171,8 +191,9 @@ void backward(const Top1ChunkBackward& call, void* workspace, const ParallelFor&
     for_each(p.batch * p.kv_heads * chunks, m.scratch, m.scratch_bytes, parallel,
              [&](int64_t i, std::byte* memory) HWY_ATTR {
                WorkspaceArena scratch(memory);
-               const int64_t chunk = i % chunks, h = i / chunks % p.kv_heads,
-                             b = i / chunks / p.kv_heads;
+               const int64_t chunk = i % chunks;
+               const int64_t h = i / chunks % p.kv_heads;
+               const int64_t b = i / chunks / p.kv_heads;
                const int64_t rows = ((b * p.kv_heads + h) * p.chunks + chunk) * p.C * p.depth;
                body(Scratch<R>(scratch, p),
                     Target<R>{b, h, chunk, m.keys.at(p, b, h, chunk), m.values.at(p, b, h, chunk),

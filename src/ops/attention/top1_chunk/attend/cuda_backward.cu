@@ -2,9 +2,9 @@
 // read them: first the chunk's own, then those that chose the chunk. A warp owns 16 keys; with keys
 // as rows, the exponentials come out of the tensor cores as the operands of dv and dk. dS goes
 // through shared memory once, for dq.
+#include "ops/attention/top1_chunk/choose/cuda_queries.cuh"
 #include "ops/cuda/reduce.cuh"
 #include "ops/cuda/wgmma.cuh"
-#include "ops/attention/top1_chunk/choose/cuda_queries.cuh"
 
 namespace assay::ops::cuda::top1 {
 namespace {
@@ -19,13 +19,18 @@ constexpr int kRowsOf = 2 * kTile / kKeys;  // rows of a tile that a thread fetc
 // What a query brings in addition to its rows; zeros where there is none, which then adds nothing,
 // and a time of -1. `limit`: it reads the block's keys [0, limit).
 struct RowStats {
-  float shift[kTile], delta[kTile];  // shift: −logsumexp in base 2
-  int limit[kTile], time[kTile], head[kTile];
+  // shift: −logsumexp in base 2
+  float shift[kTile];
+  float delta[kTile];
+  int limit[kTile];
+  int time[kTile];
+  int head[kTile];
 };
 
 template <int D, int kKeys>
 struct BackwardSmem {
-  WgmmaTile<D, kKeys> k, v;
+  WgmmaTile<D, kKeys> k;
+  WgmmaTile<D, kKeys> v;
   WgmmaTile<kTile, kKeys> ds;  // [keys, queries]
   bf16* queries;               // rows of q, then of dout, of two stages
   // Rows of out. A thread reads only what it copied, before it copies the next.
@@ -69,9 +74,9 @@ __device__ void fetch(const Top1ChunkBackward& bwd, const QueryTiles& all, int t
     const int row = row_of<kKeys>(i);
     const bool wanted = all.first(tile) + row < all.end(tile);
     const auto [t, h] = Query(all, item[i]);
-    const bf16 *from_q = head_row<D>(bwd.forward.q, all.b, t, h),
-               *from_dout = head_row<D>(bwd.dout, all.b, t, h),
-               *from_out = head_row<D>(bwd.forward.out, all.b, t, h);
+    const bf16* from_q = head_row<D>(bwd.forward.q, all.b, t, h);
+    const bf16* from_dout = head_row<D>(bwd.dout, all.b, t, h);
+    const bf16* from_out = head_row<D>(bwd.forward.out, all.b, t, h);
 #pragma unroll
     for (int vector = lane; vector < D / 8; vector += 4) {
       cp_async_16(shared.q(stage).at(row, vector), from_q + vector * 8, wanted);
@@ -102,8 +107,8 @@ __device__ void compute_delta(const BackwardSmem<D, kKeys>& shared, int stage) {
     float sum = 0;
 #pragma unroll
     for (int vector = threadIdx.x % 4; vector < D / 8; vector += 4) {
-      const auto x = *reinterpret_cast<const Vec<bf16, 8>*>(shared.out.at(row, vector)),
-                 y = *reinterpret_cast<const Vec<bf16, 8>*>(shared.dout(stage).at(row, vector));
+      const auto x = *reinterpret_cast<const Vec<bf16, 8>*>(shared.out.at(row, vector));
+      const auto y = *reinterpret_cast<const Vec<bf16, 8>*>(shared.dout(stage).at(row, vector));
 #pragma unroll
       for (int e = 0; e < 8; ++e) sum += to_compute(x[e]) * to_compute(y[e]);
     }
@@ -117,14 +122,17 @@ __device__ void compute_delta(const BackwardSmem<D, kKeys>& shared, int stage) {
 // Sums of a warpgroup's 64 keys.
 template <int D, int kKeys>
 struct KeyGradients {
-  float dk[D / 8][4] = {}, dv[D / 8][4] = {};
+  float dk[D / 8][4] = {};
+  float dv[D / 8][4] = {};
 
   // Adds a tile of queries, a part at a time. Leaves dS in shared memory.
   __device__ void add(const BackwardSmem<D, kKeys>& shared, int stage, float scale, bool all) {
 #pragma unroll
     for (int part = 0; part < kTile; part += kPart) {
-      float p[kPart / 8][4], ds[kPart / 8][4];
-      uint32_t weights[kPart / 16][4], gradients[kPart / 16][4];
+      float p[kPart / 8][4];
+      float ds[kPart / 8][4];
+      uint32_t weights[kPart / 16][4];
+      uint32_t gradients[kPart / 16][4];
       wgmma_fence();
       scores(p, shared.k, shared.q(stage), part);
       wgmma_commit_group();
@@ -159,8 +167,9 @@ struct KeyGradients {
   }
   static __device__ void exponentials(float (&s)[kPart / 8][4], const RowStats& stats, int part,
                                       float scale, bool all) {
-    const int lane = threadIdx.x % 32, key = threadIdx.x / 32 * 16 + lane / 4,
-              query = part + lane % 4 * 2;
+    const int lane = threadIdx.x % 32;
+    const int key = threadIdx.x / 32 * 16 + lane / 4;
+    const int query = part + lane % 4 * 2;
 #pragma unroll
     for (int n = 0; n < kPart / 8; ++n) {
       const float2 shift = *reinterpret_cast<const float2*>(stats.shift + query + n * 8);
@@ -252,7 +261,8 @@ __device__ void write_rows(WgmmaTile<D, kKeys> tile, const View& to, const Query
 
 template <int D>
 __device__ void write_partial(float* to, const float (&sum)[D / 8][4], float factor) {
-  const int lane = threadIdx.x % 32, key = threadIdx.x / 32 * 16 + lane / 4;
+  const int lane = threadIdx.x % 32;
+  const int key = threadIdx.x / 32 * 16 + lane / 4;
 #pragma unroll
   for (int d = 0; d < D / 8; ++d)
 #pragma unroll
@@ -327,16 +337,19 @@ __global__ void __launch_bounds__(256)
   const Segment second = lists.table[head * lists.segments + lists.chunks + blockIdx.x];
   if (second.number != 1 || second.begin == second.end) return;
   const int rest = lists.begin(head, second.chunk + 1) - second.begin;
-  const int count = (rest + kSegment - 1) / kSegment,
-            keys = min(kKeys, int(p.chunk_size) - key_offset);
+  const int count = (rest + kSegment - 1) / kSegment;
+  const int keys = min(kKeys, int(p.chunk_size) - key_offset);
   partial += (head * (lists.segments - lists.chunks) + blockIdx.x) * 2 * kKeys * D;
   const int64_t t = second.chunk * p.chunk_size + key_offset;
   for (int i = blockIdx.z * 256 + threadIdx.x; i < 2 * keys * D / 4; i += 256 * gridDim.z) {
-    const int key = i / (D / 4) % keys, column = i % (D / 4) * 4, which = i / (keys * D / 4);
+    const int key = i / (D / 4) % keys;
+    const int column = i % (D / 4) * 4;
+    const int which = i / (keys * D / 4);
     bf16* to = head_row<D>(which ? bwd.dv : bwd.dk, head / p.kv_heads, t + key, head % p.kv_heads) +
                column;
     uint2& pairs = *reinterpret_cast<uint2*>(to);
-    const float2 low = unpack_bf16x2(pairs.x), high = unpack_bf16x2(pairs.y);
+    const float2 low = unpack_bf16x2(pairs.x);
+    const float2 high = unpack_bf16x2(pairs.y);
     float4 sum = make_float4(low.x, low.y, high.x, high.y);
 #pragma unroll 4
     for (int s = 0; s < count; ++s) {
@@ -356,7 +369,8 @@ __global__ void __launch_bounds__(256)
 GradientWorkspace::GradientWorkspace(const Top1ChunkBackward& bwd, const Lists& lists,
                                      WorkspaceArena& arena) {
   const Top1ChunkForward& p = bwd.forward;
-  const int64_t heads = p.batch * p.kv_heads, later = heads * (lists.segments - lists.chunks);
+  const int64_t heads = p.batch * p.kv_heads;
+  const int64_t later = heads * (lists.segments - lists.chunks);
   partial = arena.take<float>(later * 2 * block_keys(p) * p.head_dim);
   finished = arena.take<int>(heads * lists.chunks);
 }
@@ -364,8 +378,8 @@ GradientWorkspace::GradientWorkspace(const Top1ChunkBackward& bwd, const Lists& 
 void chunk_gradients(const Top1ChunkBackward& bwd, const GradientWorkspace& scratch,
                      const Lists& lists, bool own, bool chosen, Stream stream) {
   const Top1ChunkForward& p = bwd.forward;
-  const unsigned heads = unsigned(p.batch * p.kv_heads),
-                 blocks = heads * unsigned(chosen ? lists.segments : lists.chunks);
+  const unsigned heads = unsigned(p.batch * p.kv_heads);
+  const unsigned blocks = heads * unsigned(chosen ? lists.segments : lists.chunks);
   if (own)
     cudaMemsetAsync(scratch.finished, 0, size_t(heads) * lists.chunks * sizeof(int),
                     cuda_stream(stream));

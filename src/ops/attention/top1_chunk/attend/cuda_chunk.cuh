@@ -7,10 +7,10 @@
 // is subtracted. A row's sum says whether that was right: between 2^−60 and 2^60, no score was too
 // large and what was lost is too small to matter. Rows with another sum are computed again,
 // relative to their maximum.
+#include "ops/attention/top1_chunk/cuda_passes.cuh"
 #include "ops/cuda/attention.cuh"
 #include "ops/cuda/reduce.cuh"
 #include "ops/cuda/wgmma.cuh"
-#include "ops/attention/top1_chunk/cuda_passes.cuh"
 
 namespace assay::ops::cuda::top1 {
 
@@ -62,7 +62,9 @@ __device__ void copy_query(WgmmaTile<D, kTile> to, int row, const bf16* from) {
 // The keys that a tile's queries read: row i of the lane [0, limit[i]) of the chunk, with
 // lowest ≤ limit[i] ≤ highest.
 struct Limits {
-  int limit[2], lowest, highest;
+  int limit[2];
+  int lowest;
+  int highest;
 };
 
 // Sets the elements of keys that a row does not read to x.

@@ -42,7 +42,9 @@ __device__ inline Limits limits_of(const QueryTiles& all, int tile, const LaneIt
 // weight: the sum of the weights as bf16, as products take them; in two columns.
 template <int D>
 struct RowOutputs {
-  float o[D / 8][4], weight[4], sum[2];
+  float o[D / 8][4];
+  float weight[4];
+  float sum[2];
 
   __device__ void attend(const ChunkSmem<D, 2>& shared, int stage, const Limits& limits,
                          float scale, const float (&offset)[2]) {
@@ -82,7 +84,10 @@ __global__ void __launch_bounds__(kThreads, D == 64 ? 4 : 2)
   };
   const ChunkSmem<D, 2> shared(padded);
   const float scale = float(p.scale) * kLog2e;
-  LaneItems items, next, after;  // read two tiles ahead, so that no thread waits for them
+  // read two tiles ahead, so that no thread waits for them
+  LaneItems items;
+  LaneItems next;
+  LaneItems after;
   items.read(all, 0);
   next.read(all, 1);
   shared.copy(shared.keys(0), p.k, all.b, all.first_key, all.kv, all.keys);
@@ -121,11 +126,14 @@ __global__ void __launch_bounds__(kThreads, D == 64 ? 4 : 2)
     }
     uint32_t old[2][D / 8] = {};
     if (joins) load_lane_rows(old, out);
-    float factor[2], old_factor[2];
+    float factor[2];
+    float old_factor[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const float top = fmaxf(offset[i], before[i]), share = ex2_approx(before[i] - top),
-                  mine = result.sum[i] * ex2_approx(offset[i] - top), total = mine + share;
+      const float top = fmaxf(offset[i], before[i]);
+      const float share = ex2_approx(before[i] - top);
+      const float mine = result.sum[i] * ex2_approx(offset[i] - top);
+      const float total = mine + share;
       factor[i] = mine / (total * result.weight[2 * i]);
       old_factor[i] = share / total;
       const bool wanted = all.first(tile) + lane_row(i) < all.end(tile);
@@ -148,8 +156,8 @@ __global__ void __launch_bounds__(kThreads, D == 64 ? 4 : 2)
 
 void attend(const Top1ChunkForward& p, const Lists& lists, bool own, bool chosen, int* finished,
             Stream stream) {
-  const unsigned heads = unsigned(p.batch * p.kv_heads),
-                 blocks = heads * unsigned(chosen ? lists.segments : lists.chunks);
+  const unsigned heads = unsigned(p.batch * p.kv_heads);
+  const unsigned blocks = heads * unsigned(chosen ? lists.segments : lists.chunks);
   if (own)
     cudaMemsetAsync(finished, 0, size_t(heads) * lists.chunks * sizeof(int), cuda_stream(stream));
   const int padded = padded_chunk(p);

@@ -6,22 +6,27 @@
 // mantissa that is linear between powers of two, which is between 2^x and 1.0615 2^x. The bits of
 // such a number are 2^23 (x + 127), and an addition leaves 2^10 (x + 127) in the low bits of a
 // float. So a sum of both kinds has a lower and an upper bound.
+#include "ops/attention/top1_chunk/choose/cuda_scores.cuh"
 #include "ops/cuda/attention.cuh"
 #include "ops/cuda/wgmma.cuh"
-#include "ops/attention/top1_chunk/choose/cuda_scores.cuh"
 
 namespace assay::ops::cuda::top1 {
 namespace {
 
-constexpr int kGroups = kExactGroups, kThreads = kGroups * 128;
+constexpr int kGroups = kExactGroups;
+constexpr int kThreads = kGroups * 128;
 
 // The sum is between `exact` + kLow `cheap` and `exact` + kHigh `cheap`: a cheap exponential is at
 // most (1 + f) / 2^f, f = 1 / ln 2 − 1, of the exact one, and rounding x to 2^−10 moves it by
 // 2^−11. kSlack is for the rounding of products and sums.
-constexpr float kLow = 1 / 1.0621f, kHigh = 1.0006f, kSlack = 1.0003f;
+constexpr float kLow = 1 / 1.0621f;
+constexpr float kHigh = 1.0006f;
+constexpr float kSlack = 1.0003f;
 
 struct SumBounds {
-  float exact[2] = {}, cheap[2] = {};  // of a lane's two rows
+  // of a lane's two rows
+  float exact[2] = {};
+  float cheap[2] = {};
 
   // Adds the exponentials of a lane's scores, every other one exact. `shift`: 2^13.
   template <int N>
@@ -42,7 +47,8 @@ struct SumBounds {
       mine += __shfl_xor_sync(~0u, odd ? x[0] : x[1], 1);
       return mine + __shfl_xor_sync(~0u, mine, 2);
     };
-    const float known = over_quad(exact), about = over_quad(cheap);
+    const float known = over_quad(exact);
+    const float about = over_quad(cheap);
     return {fmaf(about, kLow, known), fmaf(about, kHigh, known) * kSlack};
   }
 };
@@ -50,7 +56,8 @@ struct SumBounds {
 // The chunks that may be the best of a row, in shared memory: upper bounds and numbers. One lane of
 // a row offers candidates, so that a list has one writer.
 struct Kept {
-  static constexpr int kStride = kGroups * kRows, kCapacity = 31;
+  static constexpr int kStride = kGroups * kRows;
+  static constexpr int kCapacity = 31;
   struct alignas(8) Entry {
     float sum;
     int chunk;
@@ -111,7 +118,8 @@ __global__ void __launch_bounds__(kThreads + 32, 1)
   const FilterSmem<D, kKeys> shared;
   const ScoreSmem<D, kKeys>& stages = shared.scores;
   const int64_t head = int64_t{mine.b} * p.kv_heads + mine.kv;
-  const int steps = int(p.chunk_size) / kKeys, count = mine.candidates * steps;
+  const int steps = int(p.chunk_size) / kKeys;
+  const int count = mine.candidates * steps;
   __shared__ bool again;
   if (threadIdx.x == 0) again = false;
   score_block<D, kGroups>(stages, scratch.columns + head * tiles * kKeys * D, count, p, mine, [&] {
@@ -122,11 +130,12 @@ __global__ void __launch_bounds__(kThreads + 32, 1)
     const bool bounded = score_bound<D>(stages.group(), scale, norms, mine.candidates) <= kBound;
     if (!bounded) again = true;
     const bool writes = threadIdx.x % 4 < 2;  // of the two lanes that have the sums of a row
-    const int row = QueryTile::row(threadIdx.x % 2),
-              own = writes ? (mine.first + min(row, mine.count - 1)) / int(p.chunk_size) : 0;
+    const int row = QueryTile::row(threadIdx.x % 2);
+    const int own = writes ? (mine.first + min(row, mine.count - 1)) / int(p.chunk_size) : 0;
     Kept kept{shared.kept, row};
     SumBounds sum;
-    int chunk = 0, step = 0;
+    int chunk = 0;
+    int step = 0;
     const auto add = [&](const float(&s)[kKeys / 16][4], int, int first) {
       sum.add(s, scale, shift);
       if (first == 0 || ++step < steps) return;

@@ -2,8 +2,8 @@
 #include <cub/block/block_radix_sort.cuh>
 #include <cub/device/device_scan.cuh>
 
-#include "ops/cuda/launch.cuh"
 #include "ops/attention/top1_chunk/cuda_passes.cuh"
+#include "ops/cuda/launch.cuh"
 
 namespace assay::ops::cuda::top1 {
 namespace {
@@ -16,7 +16,9 @@ struct QueryChoices {
   // of equal choice the earlier item first: sums over a list have an order
   static constexpr bool kInOrder = true;
   const int64_t* selected;
-  int top_k, time, chunk_size;
+  int top_k;
+  int time;
+  int chunk_size;
   __device__ unsigned operator()(int64_t head_items, int item) const {
     const int own = int(item % unsigned(time)) / chunk_size;
     return unsigned(valid_choice(selected[(head_items + item) * top_k], own));
@@ -34,7 +36,8 @@ struct PairChoices {
 template <class Choices, int kRun>
 __global__ void __launch_bounds__(kThreads) count_kernel(Choices choices, Lists lists) {
   extern __shared__ unsigned counters[];
-  const int run = blockIdx.x, end = min(lists.items, (run + 1) * kRun);
+  const int run = blockIdx.x;
+  const int end = min(lists.items, (run + 1) * kRun);
   const unsigned none = lists.chunks;
   const int64_t head = blockIdx.y;
   for (int c = threadIdx.x; c <= none; c += kThreads) counters[c] = 0;
@@ -54,12 +57,14 @@ __device__ void cut(const Lists& lists, int64_t head) {
   Segment* later = first + lists.chunks;
   for (int c = blockIdx.x * kThreads + threadIdx.x; c <= lists.chunks; c += gridDim.x * kThreads) {
     const bool none = c == lists.chunks;
-    const int begin = lists.begin(head, c), end = none ? begin : lists.begin(head, c + 1);
+    const int begin = lists.begin(head, c);
+    const int end = none ? begin : lists.begin(head, c + 1);
     if (!none) first[c] = {c, 0, begin, min(end, begin + kSegment)};
     const int begin_later = begin / kSegment;
     const int end_later = none ? lists.segments - lists.chunks : end / kSegment;
     for (int i = begin_later; i < end_later; ++i) {
-      const int number = i - begin_later + 1, from = min(end, begin + number * kSegment);
+      const int number = i - begin_later + 1;
+      const int from = min(end, begin + number * kSegment);
       later[i] = {c, number, from, min(end, from + kSegment)};
     }
   }
@@ -81,9 +86,11 @@ __global__ void __launch_bounds__(kThreads, 2)
   extern __shared__ __align__(16) unsigned char memory[];
   uint32_t* sorted = reinterpret_cast<uint32_t*>(memory);
   uint16_t* first = reinterpret_cast<uint16_t*>(memory + sizeof(Storage));
-  const int begin = blockIdx.x * kRun, count = min(kRun, lists.items - begin);
+  const int begin = blockIdx.x * kRun;
+  const int count = min(kRun, lists.items - begin);
   const unsigned none = lists.chunks;
-  const int64_t head = blockIdx.y, head_items = head * lists.items;
+  const int64_t head = blockIdx.y;
+  const int64_t head_items = head * lists.items;
   uint32_t key[kEach];  // chunk << 16 | number in the run
 #pragma unroll
   for (int k = 0; k < kEach; ++k) {
@@ -116,7 +123,8 @@ cudaError_t scan(const Lists& lists, int64_t heads, size_t& bytes, Stream stream
 
 template <int kRun, class Choices>
 void sort(const Choices& choices, const Top1ChunkForward& p, const Lists& lists, Stream stream) {
-  const int64_t heads = p.batch * p.kv_heads, chunks = lists.chunks + 1;
+  const int64_t heads = p.batch * p.kv_heads;
+  const int64_t chunks = lists.chunks + 1;
   const dim3 runs(lists.runs, unsigned(heads));
   launch_kernel(count_kernel<Choices, kRun>, runs, kThreads, chunks * sizeof(unsigned), stream,
                 choices, lists);
@@ -130,7 +138,8 @@ void sort(const Choices& choices, const Top1ChunkForward& p, const Lists& lists,
 }  // namespace
 
 int query_run(const Top1ChunkForward& p) {
-  const int64_t heads = p.batch * p.kv_heads, items = p.heads / p.kv_heads * p.time;
+  const int64_t heads = p.batch * p.kv_heads;
+  const int64_t items = p.heads / p.kv_heads * p.time;
   const auto time = [&](int64_t run) {
     return run * ceil_div(heads * ceil_div(items, run), 2 * sm_count());
   };

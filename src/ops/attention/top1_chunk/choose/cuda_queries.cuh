@@ -11,20 +11,33 @@ namespace assay::ops::cuda::top1 {
 // n = i / heads: of the last chunk but n, its own queries (own) and the first segment of its list
 // (chosen); after all chunks, of a later segment.
 struct QueryTiles {
-  int part, b, kv, head, group, time;  // part: of the key heads of the batch; head: first of group
-  bool later;                          // a later segment
-  int number;                          // of that segment, or of the chunk
-  int first_key, keys = 0;             // [first_key, first_key + keys) of the sequence, or none
-  int own;                             // queries of a head that are the chunk's, from first_key on
-  int own_tiles = 0, tiles;            // those of own queries come first
-  int list_begin, list_end;            // the segment
+  // part: of the key heads of the batch; head: first of group
+  int part;
+  int b;
+  int kv;
+  int head;
+  int group;
+  int time;
+  bool later;  // a later segment
+  int number;  // of that segment, or of the chunk
+  // [first_key, first_key + keys) of the sequence, or none
+  int first_key;
+  int keys = 0;
+  int own;  // queries of a head that are the chunk's, from first_key on
+  // those of own queries come first
+  int own_tiles = 0;
+  int tiles;
+  // the segment
+  int list_begin;
+  int list_end;
   const int* order;
 
   // At most `most_keys` keys of the chunk, from `offset` on.
   __device__ QueryTiles(const Top1ChunkForward& p, const Lists& lists, bool reads_own, bool chosen,
                         int offset, int most_keys)
       : group(int(p.heads / p.kv_heads)), time(int(p.time)) {
-    const int heads = int(p.batch * p.kv_heads), n = int(blockIdx.x) / heads;
+    const int heads = int(p.batch * p.kv_heads);
+    const int n = int(blockIdx.x) / heads;
     part = blockIdx.x % heads;
     b = part / int(p.kv_heads);
     kv = part % int(p.kv_heads);
@@ -38,8 +51,9 @@ struct QueryTiles {
     list_end = list.end;
     const bool has_own = reads_own && !later;
     if (list_begin == list_end && !has_own) return;
-    const int chunk = later ? list.chunk : number, begin = chunk * int(p.chunk_size),
-              end = min(time, begin + int(p.chunk_size));
+    const int chunk = later ? list.chunk : number;
+    const int begin = chunk * int(p.chunk_size);
+    const int end = min(time, begin + int(p.chunk_size));
     first_key = begin + offset;
     keys = max(0, min(most_keys, end - first_key));
     own = end - first_key;
@@ -64,7 +78,8 @@ struct QueryTiles {
 
 // The query of an item.
 struct Query {
-  int time, head;
+  int time;
+  int head;
   __device__ Query(const QueryTiles& all, int item) : time(item), head(all.head) {
     if (all.group == 1) return;
     time = item % all.time;

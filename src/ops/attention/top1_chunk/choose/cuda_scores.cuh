@@ -1,10 +1,10 @@
 #pragma once
 // QueryTile scored against tiles of columns that the copy engine brings in: what the choice and
 // the shortlist share.
+#include "ops/attention/top1_chunk/cuda_passes.cuh"
 #include "ops/cuda/attention.cuh"
 #include "ops/cuda/pipeline.cuh"
 #include "ops/cuda/wgmma.cuh"
-#include "ops/attention/top1_chunk/cuda_passes.cuh"
 
 namespace assay::ops::cuda::top1 {
 
@@ -16,7 +16,8 @@ constexpr int kTileRows = 128;  // of a tile of summaries
 // lane holds all of a chunk's products.
 template <int kParts>
 struct Layout {
-  static constexpr int kChunks = kTileRows / kParts, kGroup = kParts == 2 ? kChunks : 8;
+  static constexpr int kChunks = kTileRows / kParts;
+  static constexpr int kGroup = kParts == 2 ? kChunks : 8;
   __device__ static int row(int chunk, int part) {
     return (chunk % kChunks / kGroup * kParts + part) * kGroup + chunk % kGroup;
   }
@@ -38,15 +39,22 @@ inline int64_t query_blocks(const Top1ChunkForward& p, int groups) {
 
 // A block's queries, some of one head; heaviest blocks first.
 struct QueryTile {
-  int b, h, kv, first, count, candidates;  // candidates: chunks before the last query's own
-  int64_t rows;                            // [B, H, T] of the first
+  // candidates: chunks before the last query's own
+  int b;
+  int h;
+  int kv;
+  int first;
+  int count;
+  int candidates;
+  int64_t rows;  // [B, H, T] of the first
   __device__ QueryTile(const Top1ChunkForward& p, int tile_rows) {
-    const int heads = int(p.heads), time = int(p.time);
+    const int heads = int(p.heads);
+    const int time = int(p.time);
     b = int(blockIdx.x % (p.batch * heads)) / heads;
     h = blockIdx.x % heads;
     kv = h / (heads / int(p.kv_heads));
-    const int tiles = (time + tile_rows - 1) / tile_rows,
-              tile = tiles - 1 - int(blockIdx.x / (p.batch * heads));
+    const int tiles = (time + tile_rows - 1) / tile_rows;
+    const int tile = tiles - 1 - int(blockIdx.x / (p.batch * heads));
     first = tile * tile_rows;
     count = min(tile_rows, time - first);
     candidates = (first + count - 1) / int(p.chunk_size);
@@ -60,7 +68,8 @@ struct QueryTile {
 template <int D, int kTile>
 struct ScoreSmem {
   static constexpr int kStages = 3;
-  bf16 *queries, *tiles;
+  bf16* queries;
+  bf16* tiles;
   Pipeline<kStages> pipeline;
   static constexpr size_t bytes(int groups) {
     return (groups * kRows * D + kStages * kTile * D) * sizeof(bf16) + Pipeline<kStages>::kBytes +
@@ -80,7 +89,8 @@ struct ScoreSmem {
 // (score_whole_tiles).
 template <int D, int kTile>
 __device__ void produce_tile(const ScoreSmem<D, kTile>& shared, const bf16* from, int i) {
-  constexpr int kStages = ScoreSmem<D, kTile>::kStages, kBytes = kTile * D * sizeof(bf16);
+  constexpr int kStages = ScoreSmem<D, kTile>::kStages;
+  constexpr int kBytes = kTile * D * sizeof(bf16);
   const int stage = i % kStages;
   const Mbarrier full = shared.pipeline.producer_acquire(stage, i / kStages % 2, kBytes);
   cp_async_bulk(shared.tile(stage), from + int64_t{i} * kTile * D, kBytes, full);
@@ -95,10 +105,11 @@ __device__ void produce_tiles(const ScoreSmem<D, kTile>& shared, const bf16* fro
 // number, first column). The tensor cores are one half ahead.
 template <int D, int kTile, class Use>
 __device__ void score_tiles(const ScoreSmem<D, kTile>& shared, int count, Use&& use) {
-  constexpr int kStages = ScoreSmem<D, kTile>::kStages, kHalf = kTile / 2;
+  constexpr int kStages = ScoreSmem<D, kTile>::kStages;
+  constexpr int kHalf = kTile / 2;
   using Tile = WgmmaTile<D, kTile>;
-  const WgmmaDescriptor q = warp_uniform(shared.group().rows()),
-                        tiles = warp_uniform(Tile{shared.tile(0)}.rows());
+  const WgmmaDescriptor q = warp_uniform(shared.group().rows());
+  const WgmmaDescriptor tiles = warp_uniform(Tile{shared.tile(0)}.rows());
   auto issue = [&](float(&s)[kHalf / 8][4], int stage, int column) {
     const WgmmaDescriptor tile = tiles + stage * (kTile * D / 8);
     wgmma_fence();
@@ -109,7 +120,8 @@ __device__ void score_tiles(const ScoreSmem<D, kTile>& shared, int count, Use&& 
     wgmma_commit_group();
   };
   if (count == 0) return;
-  float left[kHalf / 8][4], right[kHalf / 8][4];
+  float left[kHalf / 8][4];
+  float right[kHalf / 8][4];
   shared.pipeline.full(0).wait(0);
   issue(left, 0, 0);
   wgmma_wait_group<0>(left);
@@ -193,8 +205,9 @@ __device__ void copy_queries(WgmmaTile<D, kRows> to, const Top1ChunkForward& p,
                              const QueryTile& mine) {
   const int first = threadIdx.x / 128 * kRows;
   for (int i = threadIdx.x % 128; i < kRows * (D / 8); i += 128) {
-    const int row = i / (D / 8), vector = i % (D / 8),
-              t = mine.first + min(first + row, mine.count - 1);
+    const int row = i / (D / 8);
+    const int vector = i % (D / 8);
+    const int t = mine.first + min(first + row, mine.count - 1);
     cp_async_16(to.at(row, vector), head_row<D>(p.q, mine.b, t, mine.h) + vector * 8, true);
   }
   cp_async_commit_group();
@@ -215,8 +228,11 @@ constexpr float kBound = 100;
 template <int D>
 __device__ float score_bound(WgmmaTile<D, kRows> q, float scale, const float* key_norm,
                              int candidates) {
-  __shared__ float queries[16], keys[16];  // a warp
-  float query = 0, key = 0;
+  // a warp
+  __shared__ float queries[16];
+  __shared__ float keys[16];
+  float query = 0;
+  float key = 0;
   for (int j = 0; j < D / 8; ++j)
     square_add(query, *reinterpret_cast<const uint4*>(q.at(threadIdx.x % kRows, j)));
   if (isnan(query)) query = INFINITY;
@@ -225,7 +241,8 @@ __device__ float score_bound(WgmmaTile<D, kRows> q, float scale, const float* ke
     query = fmaxf(query, __shfl_xor_sync(~0u, query, step));
     key = fmaxf(key, __shfl_xor_sync(~0u, key, step));
   }
-  const int warp = threadIdx.x / 32, first = warp / 4 * 4;
+  const int warp = threadIdx.x / 32;
+  const int first = warp / 4 * 4;
   queries[warp] = query;
   keys[warp] = key;
   named_barrier_sync<128>(warpgroup_barrier(warp / 4));

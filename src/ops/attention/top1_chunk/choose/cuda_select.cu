@@ -3,10 +3,10 @@
 // (exact), or the means of 64 chunks (approx), each as the sum of two bf16, to 2^−17. The second
 // scores tiles of queries against them and keeps the best of each query. The next best (top_k > 1)
 // is found by going through all of them again.
-#include "ops/cuda/attention.cuh"
-#include "ops/cuda/wgmma.cuh"
 #include "ops/attention/top1_chunk/choose/cuda_scores.cuh"
 #include "ops/attention/top1_chunk/cuda_sums.cuh"
+#include "ops/cuda/attention.cuh"
+#include "ops/cuda/wgmma.cuh"
 
 namespace assay::ops::cuda::top1 {
 namespace {
@@ -15,11 +15,15 @@ namespace {
 template <int D, int kKeys>
 __global__ void __launch_bounds__(256)
     pack_keys_kernel(Top1ChunkForward p, SelectWorkspace s, int tiles) {
-  constexpr int kVectors = D / 8, kLanes = kVectors <= 8 ? 8 : 16;  // lanes of a row, a power of 2
+  // lanes of a row, a power of 2
+  constexpr int kVectors = D / 8;
+  constexpr int kLanes = kVectors <= 8 ? 8 : 16;
   __shared__ float longest[256 / kLanes];
-  const int chunk = int(p.chunk_size), lane = threadIdx.x % kLanes,
-            first_row = threadIdx.x / kLanes;
-  const int b = blockIdx.y / int(p.kv_heads), kv = blockIdx.y % int(p.kv_heads);
+  const int chunk = int(p.chunk_size);
+  const int lane = threadIdx.x % kLanes;
+  const int first_row = threadIdx.x / kLanes;
+  const int b = blockIdx.y / int(p.kv_heads);
+  const int kv = blockIdx.y % int(p.kv_heads);
   const int64_t first = blockIdx.x * int64_t{chunk};
   if (first + chunk > p.time) return;  // a partial chunk is not a candidate
   bf16* to = s.columns + (blockIdx.y * int64_t{gridDim.x} + blockIdx.x) * tiles * kKeys * D;
@@ -47,8 +51,11 @@ __global__ void __launch_bounds__(256)
 // The best candidate so far of each row. After rank 0 only those count that come after (score,
 // chunk) of the rank before. Candidates are offered in rising order; the first of equals stays.
 struct Best {
-  float score = -INFINITY, previous;
-  int chunk, previous_chunk, own;
+  float score = -INFINITY;
+  float previous;
+  int chunk;
+  int previous_chunk;
+  int own;
   __device__ Best(const Top1ChunkForward& p, const QueryTile& mine, int i, const float* before,
                   int rank) {
     const int row = min(mine.row(i), mine.count - 1);
@@ -68,7 +75,8 @@ struct Best {
   // is a candidate.
   template <bool kFirst, bool kAll, int N>
   __device__ void offer_tile(const float (&s)[N][4], int i, int column) {
-    const int limit = own - column, behind = previous_chunk - column;
+    const int limit = own - column;
+    const int behind = previous_chunk - column;
     int at = -1;
 #pragma unroll
     for (int c = 0; c < 2 * N; ++c) {
@@ -138,12 +146,15 @@ __global__ void __launch_bounds__(kApproxGroups * 128, D == 64 ? 3 : 1)
 template <bool kBounded, int D, int kKeys>
 __device__ void exact(const ScoreSmem<D, kKeys>& shared, const Top1ChunkForward& p,
                       const SelectWorkspace& scratch, const QueryTile& mine, int rank) {
-  const int chunk = int(p.chunk_size), steps = (chunk + kKeys - 1) / kKeys, row = threadIdx.x % 2;
+  const int chunk = int(p.chunk_size);
+  const int steps = (chunk + kKeys - 1) / kKeys;
+  const int row = threadIdx.x % 2;
   // in a register: an instruction has one constant
   const float scale = __shfl_sync(~0u, float(p.scale) * kLog2e, 0);
   Best best(p, mine, row, scratch.previous, rank);
   ChunkSum<kBounded> sum;
-  int candidate = 0, step = 0;
+  int candidate = 0;
+  int step = 0;
   score_tiles<D, kKeys>(shared, mine.candidates * steps,
                         [&](const float(&s)[kKeys / 16][4], int, int first) {
                           if constexpr (kBounded) sum.add(s, scale);
@@ -164,7 +175,8 @@ __global__ void __launch_bounds__(kExactGroups * 128 + 32, 1)
   const QueryTile mine(p, kExactGroups * kRows);
   const ScoreSmem<D, kKeys> shared(kExactGroups);
   const int64_t head = int64_t{mine.b} * p.kv_heads + mine.kv;
-  const int steps = (int(p.chunk_size) + kKeys - 1) / kKeys, count = mine.candidates * steps;
+  const int steps = (int(p.chunk_size) + kKeys - 1) / kKeys;
+  const int count = mine.candidates * steps;
   score_block<D, kExactGroups>(
       shared, scratch.columns + head * tiles * kKeys * D, count, p, mine, [&] {
         const float* norms = scratch.key_norm + head * (tiles / steps);

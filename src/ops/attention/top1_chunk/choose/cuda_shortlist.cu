@@ -86,7 +86,9 @@ __device__ void insert_scores(int (&list)[2][kKept], const float (&s)[kTileRows 
     int found[2][4];
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      const int n = (group + i / 4) * kParts, e = i % 4, c = chunk + (group + i / 4) * 8 + e % 2;
+      const int n = (group + i / 4) * kParts;
+      const int e = i % 4;
+      const int c = chunk + (group + i / 4) * 8 + e % 2;
       float x = s[n][e];
 #pragma unroll
       for (int part = 1; part < kParts; ++part) x = fmaf(s[n + part][e], s[n + part][e], x);
@@ -109,7 +111,8 @@ __global__ void __launch_bounds__(kGroups * 128, D == 128 ? 1 : 2)
   const int common = mine.first / int(p.chunk_size);  // these are every query's candidates
   const int count = (mine.candidates + kChunks - 1) / kChunks;
   score_block<D, kGroups>(shared, from, count, p, mine, [&] {
-    int list[2][kKept], own[2];
+    int list[2][kKept];
+    int own[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       own[i] = (mine.first + min(mine.row(i), mine.count - 1)) / int(p.chunk_size);
@@ -148,8 +151,12 @@ __global__ void __launch_bounds__(kThreads, D == 64 ? 6 : 3)
     pair_kernel(Top1ChunkForward p, SelectWorkspace scratch, int padded, int slot_bits) {
   const Lists& lists = scratch.pairs;
   // A head after the other: the queries of one fit into the L2 cache.
-  const int kv_heads = int(p.kv_heads), head = blockIdx.x / lists.segments, time = int(p.time);
-  const int b = head / kv_heads, kv = head % kv_heads, chunk = int(p.chunk_size);
+  const int kv_heads = int(p.kv_heads);
+  const int head = blockIdx.x / lists.segments;
+  const int time = int(p.time);
+  const int b = head / kv_heads;
+  const int kv = head % kv_heads;
+  const int chunk = int(p.chunk_size);
   const Segment segment = lists.table[blockIdx.x];
   if (segment.begin == segment.end) return;
   const ChunkSmem<D, 1> shared(padded);
@@ -164,13 +171,16 @@ __global__ void __launch_bounds__(kThreads, D == 64 ? 6 : 3)
   const auto fetch = [&](int stage, const int(&item)[2]) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int query = item[i] >> slot_bits, g = query < time ? 0 : query / time;
+      const int query = item[i] >> slot_bits;
+      const int g = query < time ? 0 : query / time;
       copy_query(shared.queries(stage), lane_row(i),
                  from + (query - g * time) * p.q.time_stride + g * D);
     }
     cp_async_commit_group();
   };
-  int item[2], next[2];  // read long before they are needed
+  // read long before they are needed
+  int item[2];
+  int next[2];
   read_items(item, segment.begin);
   read_items(next, segment.begin + kTile);
   shared.copy(shared.keys(0), p.k, b, segment.chunk * chunk, kv, chunk);
@@ -182,7 +192,8 @@ __global__ void __launch_bounds__(kThreads, D == 64 ? 6 : 3)
     int later[2];
     if (first + kTile < segment.end) fetch(stage ^ 1, next);
     read_items(later, first + 2 * kTile);
-    float sum[2], offset[2] = {0, 0};
+    float sum[2];
+    float offset[2] = {0, 0};
     const auto add = [&] {
       sum[0] = sum[1] = 0;
       each_product(shared, stage, limits, [&](float(&s)[kKeys / 8][4], int key) {

@@ -1,13 +1,14 @@
 // Summaries of the chunks: their means and axes.
-#include "ops/cuda/reduce.cuh"
 #include "ops/attention/top1_chunk/choose/cuda_scores.cuh"
+#include "ops/cuda/reduce.cuh"
 
 namespace assay::ops::cuda::top1 {
 namespace {
 
 // Numbers as the sum of two bf16: what is packed of each in a word.
 struct Split {
-  uint32_t high, low;
+  uint32_t high;
+  uint32_t low;
 };
 __device__ Split split(float x, float y) {
   const uint32_t high = pack_bf16x2(x, y);
@@ -23,7 +24,10 @@ constexpr int kAxisRows = 8;
 template <int D, bool kMean>
 __device__ void weighted_sums(float (*partial)[kAxisRows][D], SwizzledTile<D> keys,
                               const float (*s)[D], int padded) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = lane / 4, column = lane % 4 * 2;
+  const int lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32;
+  const int row = lane / 4;
+  const int column = lane % 4 * 2;
   uint32_t axes[D / 16][4];
 #pragma unroll
   for (int k = 0; k < D / 16 && !kMean; ++k)
@@ -81,7 +85,8 @@ __device__ void times_covariance(float (*to)[D], const float (*partial)[kAxisRow
   const int lane = threadIdx.x % 32;
   for (int i = threadIdx.x / 32; i < kAxisRows; i += 4) {
     const float middle = warp_dot<D>(mean, s[i]);
-    float x[D / 32], square = 0;
+    float x[D / 32];
+    float square = 0;
 #pragma unroll
     for (int n = 0; n < D / 32; ++n) {
       const int d = n * 32 + lane;
@@ -102,7 +107,8 @@ template <int D, int kAxes>
 __device__ void separate(float (&u)[kAxes], const float (*w)[D], const float (*m)[kAxisRows],
                          int d) {
   constexpr float kTiny = 1e-6f;
-  float l[kAxes][kAxes], inverse[kAxes];
+  float l[kAxes][kAxes];
+  float inverse[kAxes];
 #pragma unroll
   for (int i = 0; i < kAxes; ++i) {
     float left = m[i][i];
@@ -131,10 +137,17 @@ __global__ void __launch_bounds__(128, D == 64 ? 6 : 1)
   using L = Layout<kParts>;
   constexpr int kAxes = kParts - 1;
   extern __shared__ __align__(1024) unsigned char memory[];
-  __shared__ float mean[D], s[kAxisRows][D], w[kAxisRows][D], partial[4][kAxisRows][D],
-      m[kAxisRows][kAxisRows];
-  const int chunk = int(p.chunk_size), rank = int(p.rank), c = blockIdx.x, warp = threadIdx.x / 32;
-  const int b = blockIdx.y / int(p.kv_heads), kv = blockIdx.y % int(p.kv_heads);
+  __shared__ float mean[D];
+  __shared__ float s[kAxisRows][D];
+  __shared__ float w[kAxisRows][D];
+  __shared__ float partial[4][kAxisRows][D];
+  __shared__ float m[kAxisRows][kAxisRows];
+  const int chunk = int(p.chunk_size);
+  const int rank = int(p.rank);
+  const int c = blockIdx.x;
+  const int warp = threadIdx.x / 32;
+  const int b = blockIdx.y / int(p.kv_heads);
+  const int kv = blockIdx.y % int(p.kv_heads);
   const SwizzledTile<D> keys{reinterpret_cast<bf16*>(memory)};
   if ((c + 1) * int64_t{chunk} > p.time) return;  // a partial chunk is not a candidate
   copy_rows(keys, p.k, b, c * int64_t{chunk}, kv, chunk, padded);
@@ -145,7 +158,8 @@ __global__ void __launch_bounds__(128, D == 64 ? 6 : 1)
   __syncthreads();
   const float share = 1 / float(chunk);
   for (int place = threadIdx.x; place < kAxisRows * D; place += 128) {
-    const int i = place / D, d = place % D;
+    const int i = place / D;
+    const int d = place % D;
     const float x =
         (partial[0][0][d] + partial[1][0][d] + partial[2][0][d] + partial[3][0][d]) * share;
     if (kParts > 2)

@@ -1,8 +1,8 @@
 #include <torch/torch.h>
 
+#include "ops/attention/top1_chunk/top1_chunk.h"
 #include "ops/core/register.h"
 #include "ops/core/tensors.h"
-#include "ops/attention/top1_chunk/top1_chunk.h"
 
 namespace assay::ops {
 namespace {
@@ -21,7 +21,8 @@ at::Tensor axes(const at::Tensor& x, const at::Tensor& start) {
   const auto times_covariance = [&](const at::Tensor& s) {
     return s.matmul(x.mT()).matmul(x) / count;
   };
-  const at::Tensor s = unit(times_covariance(start)), w = times_covariance(s);
+  const at::Tensor s = unit(times_covariance(start));
+  const at::Tensor w = times_covariance(s);
   std::vector<at::Tensor> u;
   for (int64_t i = 0; i < start.size(-2); ++i) {
     const auto dot = [&](const at::Tensor& a) { return (a * s.select(-2, i)).sum(-1, true); };
@@ -37,7 +38,8 @@ at::Tensor axes(const at::Tensor& x, const at::Tensor& start) {
 // In bfloat16, the mean as what rounding leaves of it and the rounded one. [B, chunks, Hk, 1
 // + rank, D].
 at::Tensor in_parts(const at::Tensor& summaries) {
-  const at::Tensor mean = summaries.slice(3, 0, 1), low = mean - mean.to(at::kBFloat16);
+  const at::Tensor mean = summaries.slice(3, 0, 1);
+  const at::Tensor low = mean - mean.to(at::kBFloat16);
   return at::cat({low, summaries}, 3).to(at::kBFloat16);
 }
 

@@ -14,7 +14,12 @@ namespace {
 
 template <class R>
 struct StepScratch {
-  R *q, *row, *out, *logits, *best, *cheap;
+  R* q;
+  R* row;
+  R* out;
+  R* logits;
+  R* best;
+  R* cheap;
   int64_t* listed;
   StepScratch(WorkspaceArena& carve, const Problem<R>& p)
       : q(carve.take<R>(p.depth)),
@@ -31,7 +36,10 @@ template <class R>
 struct Step {
   const Problem<R>& p;
   StepScratch<R> s;
-  int64_t b, h, t, own;
+  int64_t b;
+  int64_t h;
+  int64_t t;
+  int64_t own;
 
   R with(const View& view, int64_t time) const {
     read_row(element(view, p.dtype, b, time, h / p.group * p.head_dim), p.dtype, p.head_dim,
@@ -118,7 +126,9 @@ void steps(const Top1ChunkForward& call, void* workspace, const ParallelFor& par
   for_each(p.batch * p.heads * p.time, static_cast<std::byte*>(workspace), count.used(), parallel,
            [&](int64_t i, std::byte* memory) HWY_ATTR {
              WorkspaceArena carve(memory);
-             const int64_t t = i % p.time, h = i / p.time % p.heads, b = i / p.time / p.heads;
+             const int64_t t = i % p.time;
+             const int64_t h = i / p.time % p.heads;
+             const int64_t b = i / p.time / p.heads;
              const Step<R> step{p, {carve, p}, b, h, t, (p.past + t) / p.C};
              const bool by_mean = p.selection == Selection::approx && !p.forced;
              read_scaled(p, p.q, b, t, h, R(by_mean ? 1 : p.scale * kLog2E), step.s.q);

@@ -3,17 +3,18 @@
 // Nothing is read twice but the shortlist's keys.
 #include <algorithm>
 
+#include "ops/attention/top1_chunk/cuda_passes.cuh"
 #include "ops/cuda/attention.cuh"
 #include "ops/cuda/math.cuh"
 #include "ops/cuda/reduce.cuh"
-#include "ops/attention/top1_chunk/cuda_passes.cuh"
 
 namespace assay::ops::cuda {
 namespace top1 {
 namespace {
 
 // of a block; fewer where blocks are many
-constexpr int kMaxThreads = 256, kMaxWarps = kMaxThreads / 32;
+constexpr int kMaxThreads = 256;
+constexpr int kMaxWarps = kMaxThreads / 32;
 constexpr int kMaxKept = 64;     // of top_k and shortlist
 constexpr int kMaxRead = 16384;  // keys of a query
 // of the scores that a block keeps
@@ -23,9 +24,12 @@ constexpr int64_t kMaxScoreBytes = 192 << 10;
 template <class T, int D>
 struct Rows {
   using R = Real<T>;
-  static constexpr int kWidth = 16 / sizeof(T), kVectors = D / kWidth,
-                       kLanes = kVectors % 8 ? 4 : 8, kEach = kVectors / kLanes,
-                       kGroups = 32 / kLanes;  // groups of lanes a warp
+  // groups of lanes a warp
+  static constexpr int kWidth = 16 / sizeof(T);
+  static constexpr int kVectors = D / kWidth;
+  static constexpr int kLanes = kVectors % 8 ? 4 : 8;
+  static constexpr int kEach = kVectors / kLanes;
+  static constexpr int kGroups = 32 / kLanes;
   using Vector = Vec<T, kWidth>;
   struct Row {
     Vector at[kEach];
@@ -88,8 +92,10 @@ __device__ void each_row(int first, int step, int count, const At& row, const F&
 
 template <class R>
 struct DecodeSmem {
-  R part[kMaxWarps], rest[kMaxWarps];
-  int part_id[kMaxWarps], kept[kMaxKept];
+  R part[kMaxWarps];
+  R rest[kMaxWarps];
+  int part_id[kMaxWarps];
+  int kept[kMaxKept];
   int read[kMaxKept + 1];  // chunks
 };
 
@@ -119,8 +125,12 @@ struct Step {
   const Top1ChunkForward& p;
   DecodeSmem<R>& s;
   const R* query;  // [D] in shared memory, times scale · log₂e; approx: times nothing
-  int b, kv, chunk, own, last;
-  float inverse;  // of chunk
+  int b;
+  int kv;
+  int chunk;
+  int own;
+  int last;
+  float inverse;         // of chunk
   void* caches[3] = {};  // of the block's row
 
   __device__ void load_caches() {
@@ -168,7 +178,8 @@ struct Step {
     const Keys keys(query);
     for (int i = threadIdx.x / 32; i < count; i += blockDim.x / 32) {
       const int id = of_kept ? s.kept[i] : i;
-      R top = -INFINITY, sum = 0;
+      R top = -INFINITY;
+      R sum = 0;
       each_row<Keys>(
           Keys::group(), Keys::kGroups, chunk,
           [&](int j) { return row(k(), int64_t{id} * chunk + j); },
@@ -189,7 +200,8 @@ struct Step {
   // One group of lanes per chunk.
   __device__ void score_by_summary(bool listed) const {
     const Keys keys(query);
-    const int groups = blockDim.x / Keys::kLanes, rows = listed ? int(p.rank) + 1 : kParts;
+    const int groups = blockDim.x / Keys::kLanes;
+    const int rows = listed ? int(p.rank) + 1 : kParts;
     for (int base = 0; base < own; base += groups) {
       const int i = base + threadIdx.x / Keys::kLanes;
       R score = 0;
@@ -205,7 +217,8 @@ struct Step {
 
   // A chunk and its score, and the most that rounding of the means took from a score.
   struct Best {
-    R score = -INFINITY, rest = 0;
+    R score = -INFINITY;
+    R rest = 0;
     int id = INT_MAX;
     __device__ void offer(R x, int i) {
       if (isnan(x)) x = INFINITY;
@@ -304,8 +317,8 @@ struct Step {
   }
   // The chunks read in addition to its own, to s.kept.
   __device__ void choose() const {
-    const bool exact = p.selection == Selection::exact,
-               listed = p.selection == Selection::shortlist;
+    const bool exact = p.selection == Selection::exact;
+    const bool listed = p.selection == Selection::shortlist;
     if (own == 0) return;
     if (p.selection == Selection::approx && p.top_k == 1) return choose_one_by_mean();
     if (exact) score_exactly(own, false);
@@ -319,7 +332,9 @@ struct Step {
 
   // The summary of the own chunk, which is full: its mean, in the caches.
   __device__ void summarise(R (*partial)[D]) const {
-    const int groups = blockDim.x / D, group = threadIdx.x / D, d = threadIdx.x % D;
+    const int groups = blockDim.x / D;
+    const int group = threadIdx.x / D;
+    const int d = threadIdx.x % D;
     __syncthreads();
     if (group < groups) {
       R sum = 0;
@@ -351,11 +366,16 @@ __global__ void __launch_bounds__(kMaxThreads, sizeof(T) == 2 ? 3 : 1)
   using R = Real<T>;
   using Keys = Rows<T, D>;
   __shared__ DecodeSmem<R> s;
-  __shared__ R query[D], gathered[kMaxWarps][D];
+  __shared__ R query[D];
+  __shared__ R gathered[kMaxWarps][D];
   R* logits = Step<T, D, kOwnCaches>::scores();
-  const int heads = int(p.heads), h = blockIdx.x % heads, t = blockIdx.x / heads % int(p.time),
-            b = blockIdx.x / heads / int(p.time), kv = h / (heads / int(p.kv_heads)),
-            chunk = int(p.chunk_size), row = (b * heads + h) * int(p.time) + t;
+  const int heads = int(p.heads);
+  const int h = blockIdx.x % heads;
+  const int t = blockIdx.x / heads % int(p.time);
+  const int b = blockIdx.x / heads / int(p.time);
+  const int kv = h / (heads / int(p.kv_heads));
+  const int chunk = int(p.chunk_size);
+  const int row = (b * heads + h) * int(p.time) + t;
   const int64_t last = kOwnCaches ? p.positions[b] : p.past + t;
   const R scale = R(p.scale * kLog2eDouble);
   const bool by_mean = p.selection == Selection::approx && !p.forced;
@@ -400,7 +420,8 @@ __global__ void __launch_bounds__(kMaxThreads, sizeof(T) == 2 ? 3 : 1)
   if (by_mean && threadIdx.x < D) query[threadIdx.x] *= scale;
   __syncthreads();
   const int count = chunks * chunk + step.last + 1;
-  const int group = threadIdx.x / Keys::kLanes, groups = blockDim.x / Keys::kLanes;
+  const int group = threadIdx.x / Keys::kLanes;
+  const int groups = blockDim.x / Keys::kLanes;
   {
     const Keys keys(query);
     each_row<Keys>(
@@ -411,7 +432,8 @@ __global__ void __launch_bounds__(kMaxThreads, sizeof(T) == 2 ? 3 : 1)
         });
   }
   __syncthreads();
-  R top = -INFINITY, sum = 0;
+  R top = -INFINITY;
+  R sum = 0;
   for (int i = threadIdx.x; i < count; i += blockDim.x) top = fmax(top, logits[i]);
   top = reduce(s, top, Max{});
   for (int i = threadIdx.x; i < count; i += blockDim.x)
