@@ -1,5 +1,5 @@
 # make demo, make test: set up what is missing, build, run. Quick the second time. Variables:
-#   CUDA=1|0        compile the CUDA kernels or not; unset: if a GPU is found (and for `make test` if nvcc is found)
+#   CUDA=1|0        compile the CUDA kernels or not; unset: `make test` does if nvcc is found, others if the folder does or a GPU is found
 #   PYTHON=/path    a Python that has torch 2.11.0, used instead of .venv's download
 #   PRESET=debug    another preset of CMakePresets.json: asan-ubsan, tsan
 #   SECONDS=10      of `make fuzz`, for each parser of files
@@ -10,7 +10,8 @@ BUILD   := $(if $(filter release,$(PRESET)),build,build-$(patsubst asan-ubsan,as
 BIN     := $(CURDIR)/.venv/bin
 CMAKE   := $(BIN)/cmake
 NVCC    := $(or $(shell command -v nvcc),$(wildcard /usr/local/cuda/bin/nvcc))
-CUDA    ?= $(if $(NVCC),$(if $(filter test bundle,$(MAKECMDGOALS)),1,$(if $(wildcard /dev/nvidia0),1,0)),0)
+CONFIGURED := $(shell sed -n 's/^ASSAY_CUDA:BOOL=//p' $(BUILD)/CMakeCache.txt 2>/dev/null)
+CUDA    ?= $(if $(NVCC),$(if $(filter test bundle,$(MAKECMDGOALS)),1,$(or $(CONFIGURED),$(if $(wildcard /dev/nvidia0),1,0))),0)
 PLAN    ?= plans/demo.toml
 STUDY   ?= study/demo
 SECONDS ?= 10
