@@ -114,12 +114,16 @@ void GradientSum::make_buckets() {
     buckets_.push_back(std::move(bucket));
     bucket = {};
   };
+  // A matrix has one owner, so a bucket of a large model needs several matrices for several owners.
+  int64_t all = 0;
+  for (const at::Tensor& parameter : parameters_) all += parameter.numel();
+  const int64_t least = std::max(kBucketElements, all / 32);
   Bucket bucket;
   int64_t elements = 0;
   for (size_t i = parameters_.size(); i-- > 0;) {
     bucket.members.push_back(i);
     elements += parameters_[i].numel();
-    if (elements < kBucketElements && i > 0) continue;
+    if (elements < least && i > 0) continue;
     close(bucket);
     elements = 0;
   }
