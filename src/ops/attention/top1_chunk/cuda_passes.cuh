@@ -4,6 +4,7 @@
 #include <bit>
 
 #include "ops/attention/top1_chunk/kernel.h"
+#include "ops/cuda/launch.cuh"
 #include "ops/cuda/types.cuh"
 
 namespace assay::ops::cuda::top1 {
