@@ -6,52 +6,34 @@ Usage: plan_test.py BUILD, after package_test.py
 import json
 import os
 import pathlib
-import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import unittest
 
+import hosted
+
 BUILD = pathlib.Path(sys.argv[1]).resolve()
-PACKAGE = BUILD / "package"
+TWIN = pathlib.Path(__file__).with_name("twin.py").read_text()
+# Ends the process in the third step where the environment says so
+KILLED = """
 
-# The mixer gla of C++, with the names and shapes of its parameters.
-TWIN = '''
-import torch
-from torch import nn
+import os
+import signal
 
-import assay.ops
-
-
-class LowRank(nn.Module):
-    def __init__(self, d_model, rank, width):
-        super().__init__()
-        self.down_proj = nn.Linear(d_model, rank, bias=False)
-        self.up_proj = nn.Linear(rank, width)
-
-    def forward(self, x):
-        return self.up_proj(self.down_proj(x))
+steps = 0
 
 
-class Twin(nn.Module):
-    """Gated linear attention. "Quotes" and \\\\ are kept."""
-
-    def __init__(self, d_model, num_heads: int = 4):
-        super().__init__()
-        self.H, self.K, self.V = num_heads, d_model // 2, d_model
-        self.qkvg_proj = nn.Linear(d_model, 2 * self.K + 2 * self.V, bias=False)
-        self.gk = LowRank(d_model, 16, self.K)
-        self.norm = nn.RMSNorm(self.V // num_heads, eps=1e-5)
-        self.out_proj = nn.Linear(self.V, d_model, bias=False)
-
+class Killed(Twin):
     def forward(self, x, state):
-        q, k, v, z = self.qkvg_proj(x).split([self.K, self.K, self.V, self.V], -1)
-        q, k, v = (t.unflatten(-1, (self.H, -1)) for t in (q, k, v))
-        decay = nn.functional.logsigmoid(self.gk(x)).unflatten(-1, (self.H, -1)) / 16
-        y, state = assay.ops.gla(q, k, v, decay, initial_state=state)
-        return self.out_proj(self.norm(y).flatten(2) * nn.functional.silu(z)), {"S": state}
-'''
+        global steps
+        steps += torch.is_grad_enabled() and x.requires_grad
+        if steps == int(os.environ.get("KILLED_AT", -1)):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().forward(x, state)
+"""
 MODEL = """
 [model]
 d_model = 32
@@ -67,13 +49,12 @@ sequence_length = 64
 learning_rate = 3e-3
 warmup_steps = 4
 eval_every = 20
+end_tokens = 1024
 checkpoint_every = 10
 keep_steps = [10, 20]
+gradient_slices = 2
 """
-
-
-def environment():
-    return {**os.environ, "PYTHONPATH": str(PACKAGE), "OMP_NUM_THREADS": "1"}
+WEIGHTS = "checkpoints/step-20/model.safetensors"
 
 
 class Plan(unittest.TestCase):
@@ -81,7 +62,7 @@ class Plan(unittest.TestCase):
     def setUpClass(cls):
         cls.base = tempfile.TemporaryDirectory()
         cls.store = pathlib.Path(cls.base.name) / "store"
-        cls.run_in(cls.base.name, "data", "synth", "-o", cls.store, "--documents", "100")
+        hosted.assay(cls.base.name, "data", "synth", "-o", cls.store, "--documents", "20")
 
     @classmethod
     def tearDownClass(cls):
@@ -99,23 +80,25 @@ class Plan(unittest.TestCase):
     def write(self, name, text):
         (self.folder / name).write_text(text)
 
-    @classmethod
-    def run_in(cls, folder, *words, code=0, program=PACKAGE / "bin/assay"):
-        words = [str(word) for word in (program, *words)]
-        done = subprocess.run(
-            words, cwd=folder, capture_output=True, text=True, env=environment()
-        )
-        if done.returncode != code:
-            raise AssertionError(f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}")
-        return done.stdout + (done.stderr if code else "")
+    def bytes_of(self, file):
+        return (self.folder / file).read_bytes()
 
     def assay(self, *words, **options):
-        return self.run_in(self.folder, *words, **options)
+        return hosted.assay(self.folder, *words, **options)
 
-    def train(self, config, run, *words):
-        self.assay("train", config, "--data", self.store, "-o", run, *words)
+    def train(self, config, run, *words, **options):
+        return self.assay("train", config, "--data", self.store, "-o", run, *words, **options)
+
+    def refused_without_python(self, *words):
+        done = subprocess.run(
+            [str(word) for word in (BUILD / "assay", *words)],
+            cwd=self.folder, capture_output=True, text=True,
+        )
+        self.assertEqual(done.returncode, 2, done.stderr)
+        return done.stderr
 
     def test_run_equals_that_of_the_same_mixer_in_cpp(self):
+        self.assay("check", "my_mixer.py:Twin", "num_heads=4")
         self.train("cpp.toml", "cpp")
         self.train("python.toml", "twin")
         # With the weights of one, both have the same losses, decode alike, and score alike
@@ -125,7 +108,8 @@ class Plan(unittest.TestCase):
             shutil.copytree(weights, self.folder / "twin/checkpoints" / weights.name)
         found = {}
         for run in ("cpp", "twin"):
-            said = self.assay("eval", "loss", run, "--data", self.store, "--json")
+            words = "eval", "loss", run, "--data", self.store, "--tokens", 2048, "--json"
+            said = self.assay(*words)
             found[run] = {k: v["loss"] for k, v in json.loads(said)["evaluation"].items()}
         self.assertGreater(len(found["cpp"]), 3)
         for name, loss in found["cpp"].items():
@@ -137,33 +121,35 @@ class Plan(unittest.TestCase):
         )
         self.assertEqual(twin, cpp)
 
-    def test_resumed_run_has_the_same_bytes(self):
-        self.train("python.toml", "whole")
-        shutil.copytree(self.folder / "whole", self.folder / "cut")
-        shutil.rmtree(self.folder / "cut/checkpoints/step-20")
-        (self.folder / "cut/done.json").unlink()
+    def test_killed_run_and_two_ranks_give_the_same_bytes(self):
+        self.write("my_mixer.py", TWIN + KILLED)
+        config = (self.folder / "python.toml").read_text().replace("Twin", "Killed")
+        self.write("killed.toml", config)
+        self.train("killed.toml", "whole")
+        # 2 layers and 2 slices: four calls per step
+        self.train("killed.toml", "cut", code=-signal.SIGKILL, KILLED_AT=str(4 * 12 + 1))
+        self.assertEqual(
+            [step.name for step in self.folder.glob("cut/checkpoints/step-*")], ["step-10"]
+        )
+        self.train("killed.toml", "ranks", "--ranks", "2", "--device", "cpu", "--threads", "1")
+        self.assertEqual(self.bytes_of("ranks/" + WEIGHTS), self.bytes_of("whole/" + WEIGHTS))
         self.write("my_mixer.py", "# changed: a run keeps its code\n")
-        shutil.copy(self.folder / "whole/config.toml", self.folder / "python.toml")
-        self.train("python.toml", "cut", "--resume")
-        step = "checkpoints/step-20/model.safetensors"
-        whole, cut = ((self.folder / run / step).read_bytes() for run in ("whole", "cut"))
-        self.assertEqual(whole, cut)
+        self.train("cut/config.toml", "cut", "--resume")
+        self.assertEqual(self.bytes_of("cut/" + WEIGHTS), self.bytes_of("whole/" + WEIGHTS))
 
     def test_seed_decides_the_starting_values(self):
-        keys = set()
-        for seed in (1, 1, 2):
-            run = f"run{len(list(self.folder.glob('run*')))}"
-            self.train("python.toml", run, "--set", f"train.seed={seed}", "--set", "train.steps=1",
-                       "--set", "train.keep_steps=[1]")
-            keys.add((self.folder / run / "checkpoints/step-1/model.safetensors").read_bytes())
-        self.assertEqual(len(keys), 2)
+        def weights(run, seed):
+            options = f"train.seed={seed}", "train.steps=1", "train.keep_steps=[1]"
+            self.train("python.toml", run, *(w for o in options for w in ("--set", o)))
+            return self.bytes_of(f"{run}/checkpoints/step-1/model.safetensors")
+
+        first = weights("first", 1)
+        self.assertEqual(weights("again", 1), first)
+        self.assertNotEqual(weights("other", 2), first)
 
     def test_key_depends_on_the_text_of_the_file(self):
         def key():
-            said = self.assay(
-                "train", "python.toml", "--data", self.store, "-o", "run", "--dry-run", "--json"
-            )
-            return json.loads(said)["key"]
+            return json.loads(self.train("python.toml", "run", "--dry-run", "--json"))["key"]
 
         first = key()
         self.assertEqual(key(), first)
@@ -171,14 +157,12 @@ class Plan(unittest.TestCase):
         self.assertNotEqual(key(), first)
 
     def test_program_without_python_says_what_to_do(self):
-        said = self.assay(
-            *("train", "python.toml", "--data", self.store, "-o", "run"),
-            code=2,
-            program=BUILD / "assay",
+        said = self.refused_without_python(
+            "train", "python.toml", "--data", self.store, "-o", "run"
         )
         self.assertIn("this program has no Python", said)
         self.assertIn("pip install .", said)
-        said = self.assay("check", "my_mixer.py:Twin", code=2, program=BUILD / "assay")
+        said = self.refused_without_python("check", "my_mixer.py:Twin")
         self.assertIn("`assay check` needs Python", said)
 
     def test_mistakes_are_refused_with_file_and_line(self):
@@ -187,7 +171,7 @@ class Plan(unittest.TestCase):
             for old, new in replacements.items():
                 text = text.replace(old, new)
             self.write("wrong.toml", text)
-            return self.assay("train", "wrong.toml", "--data", self.store, "-o", "run", code=2)
+            return self.train("wrong.toml", "run", code=2)
 
         self.assertRegex(refused(num_heads="num_head"), r"wrong.toml:.*did you mean 'num_heads'")
         self.assertRegex(refused(Twin="Twinn"), r"wrong.toml:.*did you mean 'Twin'")
@@ -197,38 +181,30 @@ class Plan(unittest.TestCase):
         self.write("my_mixer.py", TWIN.replace("def forward(self, x, state)", "def forward(self"))
         self.assertRegex(refused(), r"my_mixer.py:\d+: SyntaxError")
 
-    def test_study_compares_a_python_module(self):
+    def test_plan_finds_the_file_next_to_it(self):
         self.write(
             "plan.toml",
             """
-reference = "attention_model"
-models    = ["attention_model", "mine"]
+reference = "transformer++"
+models    = ["transformer++", "mine"]
 seeds     = [1]
 tokens    = [2048]
 ladder    = { tokens = [1024, 2048], seeds = [1, 2] }
-data.store           = "STORE"
-data.train           = ["known_a", "known_b"]
-data.out_of_domain   = ["fresh_a"]
-data.sequence_length = 64
-
+data      = { train = ["known_a", "known_b"], out_of_domain = ["fresh_a"], sequence_length = 64 }
 train     = { batch = 8, learning_rate = 6e-3, warmup_steps = 1, eval_tokens = 256 }
-size      = { d_model = 32, num_layers = 2 }
-[model.attention_model]
-base      = "transformer++"
-attention = { num_heads = 2 }
+size      = { d_model = 32, num_layers = 1, attention = { num_heads = 2 } }
 [model.mine]
 base    = "transformer++"
 pattern = ["python:Twin"]
 python  = "my_mixer.py"
-""".replace("STORE", str(self.store)),
+""",
         )
         outside = self.folder / "outside"
         outside.mkdir()
-        said = json.loads(
-            self.run_in(outside, "run", "../plan.toml", "-o", "../study", "--json")
-        )
-        self.assertEqual([v["model"] for v in said["verdicts"]], ["mine"])
-        self.assertEqual(said["runs"], 5)
+        words = "run", "../plan.toml", "--data", self.store, "-o", "../study", "--dry-run"
+        said = json.loads(hosted.assay(outside, *words, "--json"))
+        names = [run["name"] for run in said["runs"]]
+        self.assertEqual((len(names), sum("mine" in name for name in names)), (5, 1), names)
 
 
 if __name__ == "__main__":
