@@ -63,6 +63,41 @@ class Counts(unittest.TestCase):
         self.assertEqual(split('f("the "\n  "loss");'), 1)
         self.assertEqual(split('f("One sentence. "\n  "Another one.");'), 0)
 
+    def test_comment_that_begins_with_of_or_what_is_found(self):
+        for code in (
+            "// Of a step.\nint a;\n",
+            "int a;\n\n  // What a step costs,\n  // in seconds.\n  int b;\n",
+            "int a;  // What it is\n",
+            "int a;  // the first\n// Of both.\nint b;\n",
+            "#include <a>  // What is included\n",
+            "// Of a.\n\n#pragma once\n",
+        ):
+            self.assertEqual(count.comments_without_subject(code), 1, code)
+        self.assertEqual(count.comments_without_subject("// Of a.\n\n// What b is.\n"), 2)
+
+    def test_other_comments_are_not(self):
+        for code in (
+            "// The cost of a step. What it\n// is not: Of a run.\n",
+            "// Steps are cheap.\n// What follows is not.\n",
+            "int a;  // Steps are cheap.\n        // What follows is not.\n",
+            "// Offsets of a step\n// Whatever it is\n",
+            'f("// Of a step");\n',
+            "/* Of a step */\n",
+            "auto a = R\"(\n// What it is\n)\";\n",
+        ):
+            self.assertEqual(count.comments_without_subject(code), 0, code)
+
+    def test_comment_above_the_limit_fails_in_every_folder(self):
+        name = "comments that begin with Of or What"
+        with tempfile.TemporaryDirectory() as folder:
+            source = pathlib.Path(folder)
+            (source / "a.cc").write_text("// What it is.\nint a;  // Of b\n")
+            self.assertEqual(count.count(source)[name], 2)
+            self.assertIn(name, count.above_limits(count.count(source)))
+            for other in ("bench", "tests"):
+                limits = count.OTHER_LIMITS[other]
+                self.assertIn(name, count.above_limits(count.count_other(source), limits))
+
     def test_files_are_counted_and_limits_are_checked(self):
         with tempfile.TemporaryDirectory() as folder:
             source = pathlib.Path(folder)

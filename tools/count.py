@@ -21,6 +21,7 @@ LIMITS = {
     "declarations of several variables": 0,
     "lines over 100 columns": 0,
     "split string literals": 0,
+    "comments that begin with Of or What": 0,
     "PTX outside src/ops/cuda": 0,
     "library functions defined again": 0,
     "lines of CUDA": None,
@@ -28,11 +29,16 @@ LIMITS = {
     "lines of src": None,
 }
 
-# The same for bench, tests and tools: lines of C++, CUDA, Python and shell, and literals of C++.
+# The limits of bench, tests and tools. Long lines are counted in Python and shell scripts, too.
 NO_LONG_LINES = {"lines over 100 columns": 0, "split string literals": 0}
+CODE_LIMITS = {
+    **NO_LONG_LINES,
+    "comments that begin with Of or What": 0,
+    "declarations of several variables": 0,
+}
 OTHER_LIMITS = {
-    "bench": {**NO_LONG_LINES, "declarations of several variables": 0},
-    "tests": {**NO_LONG_LINES, "declarations of several variables": 0},
+    "bench": CODE_LIMITS,
+    "tests": CODE_LIMITS,
     "tools": NO_LONG_LINES,
 }
 
@@ -274,6 +280,35 @@ def split_literals(tokens):
     return count
 
 
+WITHOUT_SUBJECT = re.compile(r"//+[ \t]*(?:Of|What)\b")
+
+
+def line_comments(text):
+    """The offsets of all // comments."""
+    for match in TOKEN.finditer(text):
+        if match.lastgroup == "comment" and match.group().startswith("//"):
+            yield match.start()
+        elif match.lastgroup == "directive":
+            trailing = re.search(r"[ \t](?=//)", match.group())
+            if trailing:
+                yield match.start() + trailing.end()
+
+
+def comments_without_subject(text):
+    """Comments that begin with Of or What.
+
+    A comment continues on the next line if that line has a // in the same column.
+    """
+    count, previous = 0, None
+    for offset in line_comments(text):
+        line = text.count("\n", 0, offset)
+        column = offset - text.rfind("\n", 0, offset)
+        begins = previous != (line - 1, column)
+        count += begins and bool(WITHOUT_SUBJECT.match(text, offset))
+        previous = (line, column)
+    return count
+
+
 def asm_statements(tokens, text):
     """Inline assembly with an instruction; an empty one is a fence for the compiler."""
     count = 0
@@ -306,6 +341,7 @@ def count(folder):
         counts["comma statements"] += len(comma_statements(tokens))
         counts["declarations of several variables"] += len(packed_declarations(tokens))
         counts["lines over 100 columns"] += sum(len(line) > COLUMNS for line in lines)
+        counts["comments that begin with Of or What"] += comments_without_subject(text)
         counts["lines of src"] += len(lines)
         if file.suffix in (".cu", ".cuh"):
             counts["lines of CUDA"] += len(lines)
@@ -329,6 +365,7 @@ def count_other(folder):
     scripts = [file for file in folder.rglob("*") if file.is_file() and is_script(file)]
     lines = [line for file in sources(folder) + scripts for line in file.read_text().splitlines()]
     packed = [packed_declarations(tokens_of(file.read_text())) for file in sources(folder)]
+    comments = [comments_without_subject(file.read_text()) for file in sources(folder)]
     literals = [
         split_literals(tokens_of(file.read_text()))
         for file in sources(folder)
@@ -337,6 +374,7 @@ def count_other(folder):
     return {
         "lines over 100 columns": sum(len(line) > COLUMNS for line in lines),
         "split string literals": sum(literals),
+        "comments that begin with Of or What": sum(comments),
         "declarations of several variables": sum(map(len, packed)),
     }
 

@@ -242,7 +242,7 @@ class Hosted:
             return _count_flops(self, min(time, 1024), contextlib.nullcontext())
 
 
-# Of a recurrence, per token and number of its state; as the mixers in C++ count them
+# FLOPs of a recurrence per token and number of its state; the mixers in C++ count them likewise
 _RECURRENT_FLOPS = {
     "linear_attention": 4,
     "simple_gla": 5,

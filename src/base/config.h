@@ -99,7 +99,7 @@ class ConfigNode {
   void put(const std::string& path, const std::string& toml, const std::string& where);
   void erase(const std::string& key);
   void rename(const std::string& key, const std::string& to);  // does nothing when `key` is absent
-  // What stands under `key`, as TOML on one line; "" when absent
+  // The value of `key`, as TOML on one line; "" when absent
   std::string value(const std::string& key) const;
   std::string where(const std::string& key) const;   // "plans/demo.toml:9:16"; `key` may be a path
   const std::string& name() const { return name_; }  // "model.hybrid", "" at the root

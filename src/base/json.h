@@ -9,8 +9,8 @@ namespace assay {
 // 64 levels: code that copies or writes a value recurses once per level.
 nlohmann::json parse_json(std::string_view text, const std::string& source);
 
-// The same of a text that Python's json module may have written. Numbers that no float64 holds, NaN
-// and infinities become null, half surrogates become U+FFFD.
+// The value of a text that Python's json module may have written. NaN, infinities and numbers that
+// float64 cannot hold become null, and half surrogates become U+FFFD.
 nlohmann::json parse_python_json(std::string_view text, const std::string& source);
 // A text in the JSON of Python as strict JSON, changed as above; integers of more than 18 digits
 // become floats. What is wrong in Python, too, stays wrong.

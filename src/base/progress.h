@@ -1,6 +1,6 @@
 #pragma once
-// What long work says of itself: one line kept up to date on a terminal, plain lines at intervals
-// elsewhere. Always on standard error, so that --json keeps standard output to itself.
+// Progress reports of long work: one line that is updated on a terminal, else plain lines at
+// intervals. They go to standard error, so that standard output holds only the text of --json.
 #include <chrono>
 #include <string>
 

@@ -34,7 +34,7 @@ namespace assay {
 #define ASSAY_FIELDS(...) \
   void fields(auto&& field) { assay::call_with_names(field, #__VA_ARGS__, __VA_ARGS__); }
 
-// The same after the fields of a base class.
+// ASSAY_FIELDS for a record with a base class: its fields follow those of the base class.
 #define ASSAY_MORE_FIELDS(Base, ...)                          \
   void fields(auto&& field) {                                 \
     Base::fields(field);                                      \
@@ -55,7 +55,7 @@ void call_with_names(auto&& field, std::string_view names, Members&... members) 
 template <class T>
 concept Record = requires(T& record) { record.fields([](std::string_view, auto&) {}); };
 
-// What is wrong with a value, and where it is in its document ("sets.arxiv.test.loss").
+// The problem of a value, and where the value is in its document ("sets.arxiv.test.loss").
 struct RecordError {
   std::string place;
   std::string problem;

@@ -57,7 +57,7 @@ std::vector<Form> forms(const AttentionBench& o, bool cuda) {
   return out;
 }
 
-// Of one call of `work`, when there are several in a row.
+// Seconds per call of `work`: the mean over `calls` calls in a row.
 double seconds_of(c10::Device device, int calls, auto&& work) {
   const c10::impl::VirtualGuardImpl guard(device.type());
   const auto wait = [&] {

@@ -124,7 +124,7 @@ double bytes_moved(nn::ModelState& state, auto&& step) {
   return double(bytes);
 }
 
-// Of a token of generate(), sampling included, without the first tokens: they capture the step.
+// Seconds per token of generate() with sampling, without the first tokens: they capture the step.
 double seconds_per_token(nn::LanguageModel& model, const at::Tensor& prompts) {
   constexpr int64_t kTokens = 48;
   constexpr int64_t kUntimed = 16;

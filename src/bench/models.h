@@ -1,5 +1,5 @@
 #pragma once
-// What an architecture costs, each figure counted or measured on the device at hand.
+// Costs of an architecture. Each figure is counted, or measured on the device that is used.
 #include <c10/core/Device.h>
 
 #include <nlohmann/json_fwd.hpp>
@@ -11,7 +11,7 @@
 namespace assay::bench {
 
 struct ModelBench {
-  // Of a step, and of the FLOPs; of models that name none
+  // Batch and length of a step and of the FLOPs; vocabulary of models that do not set one
   int64_t batch = 1;
   int64_t time = 2048;
   int64_t vocabulary = 32000;

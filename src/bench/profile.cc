@@ -125,7 +125,7 @@ std::vector<TimeSpent> operators(std::vector<KinetoEvent> events) {
 std::vector<TimeSpent> profile(c10::Device device, const std::function<void()>& work) {
   const auto result = recorded(device, [&] {
     if (device.is_cuda()) return work();
-    // What no operator of torch takes is its own time
+    // The self time of this record is the time that no operator of torch takes
     RECORD_FUNCTION(kOutside, std::vector<c10::IValue>());
     work();
   });

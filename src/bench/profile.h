@@ -20,7 +20,7 @@ struct TimeSpent {
   int64_t calls = 0;
   double seconds = 0;  // of all calls
 };
-// Of one run of `work`, which should have run before; most time first.
+// Profile of one run of `work`, sorted by decreasing time. Run `work` once before profiling it.
 std::vector<TimeSpent> profile(c10::Device device, const std::function<void()>& work);
 
 }  // namespace assay::bench

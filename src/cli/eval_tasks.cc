@@ -224,7 +224,7 @@ std::vector<Result> evaluate_model(const Options& o, const std::string& name,
   return out;
 }
 
-// The same with items and results in the folder of the run. The failure of a task is its result.
+// evaluate_model for a run: items and results go to its folder. A failed task is recorded, too.
 std::vector<Result> evaluate_run(const Options& o, const run::Folder& folder,
                                  const std::vector<tasks::Task>& list, Progress& progress) {
   const FolderLock lock(folder.path);

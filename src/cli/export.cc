@@ -17,7 +17,7 @@ struct Options {
   std::string layout;
 };
 
-// What an exported folder holds of its tokenizer, next to tokenizer.model.
+// Tokenizer files of an exported folder, in addition to tokenizer.model.
 struct TokenizerFiles {
   std::map<std::string, std::string>
       contents;        // by file name; empty if they cannot express the model

@@ -1,6 +1,6 @@
 #pragma once
-// What holds for the options of every command: how values are read, and which name a misspelled
-// option was to have.
+// Rules for the options of every command: how values are read, and which option name is suggested
+// for a misspelled one.
 #include <CLI/CLI.hpp>
 #include <string>
 
@@ -14,7 +14,7 @@ void check_option_values(CLI::App& command);
 std::string unknown_option(const CLI::App& app, int argc, char** argv);
 // How to write two values of --set, which the command did not expect; or "".
 std::string hint_for_extra_arguments(int argc, char** argv);
-// What `app` did not expect, in the order of the command line.
+// The arguments that `app` did not expect, in the order of the command line.
 std::string extra_arguments(const CLI::App& app);
 
 }  // namespace assay::cli

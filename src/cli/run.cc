@@ -56,7 +56,7 @@ study::SlurmOptions slurm_options(const Options& options) {
   return out;
 }
 
-// What is submitted first: the runs that choose learning rates, or all that are not done.
+// Preview of the first submission: the runs that choose learning rates, or all that are not done.
 std::string slurm_preview(const study::StudyOptions& options,
                           const std::vector<study::ExpectedRun>& expected) {
   std::vector<study::PlannedRun> first;

@@ -45,7 +45,7 @@ class PlainSource final : public ByteSource {
   size_t consumed_ = 0;
 };
 
-// What the decompressors share: a buffer of compressed bytes.
+// Base class of the decompressors: a buffer of compressed bytes.
 class Compressed : public ByteSource {
  public:
   explicit Compressed(const fs::path& file) : file_(file) {}

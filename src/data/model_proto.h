@@ -1,6 +1,6 @@
 #pragma once
-// What a SentencePiece model file says of itself and the library does not tell: its fields are read
-// from the protobuf.
+// Fields of a SentencePiece model file that the SentencePiece library does not expose. They are
+// read from the protobuf.
 #include <cstdint>
 #include <string>
 #include <string_view>

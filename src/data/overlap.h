@@ -37,7 +37,7 @@ struct DomainOverlap {
 // split, or an id is outside the vocabulary.
 std::vector<DomainOverlap> overlap(const TokenStore& train, const TokenStore& test,
                                    const OverlapOptions& options = {});
-// Of one store, for a study: its test documents against what the study trains on.
+// Overlap within one store, for a study: test documents against the text that it trains on.
 std::vector<DomainOverlap> overlap(const TokenStore& store, const OverlapOptions& options = {});
 
 }  // namespace assay::data

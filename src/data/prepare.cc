@@ -230,7 +230,7 @@ class Preparation {
                     share > 0 ? Progress::duration(seconds * (1 - share) / share) : "?"));
   }
 
-  // What names a domain instead: folders for text, fields for JSON.
+  // Advice on documents without a known domain: another --field, or --domain with their folders.
   std::string other_ways() const {
     const std::string field = options_.field.empty() ? kSetField : options_.field;
     std::string text = fmt::format("The domain is read from '{}'", field);

@@ -25,7 +25,7 @@ struct PrepareOptions {
   std::string field = {};  // "": meta.redpajama_set_name, where only those seven count
   // Where a document names its source: a string, dots between levels. "": sources are not kept.
   std::string source_field = "meta.source";
-  // Of the training documents go to split valid, chosen by a hash of their text
+  // Share of the training documents that goes to split valid, chosen by a hash of their text
   double valid_fraction = 0.01;
   int threads = 0;         // that tokenise, at most 1024; 0: one a core
   bool overwrite = false;  // replaces a token store that is there

@@ -170,7 +170,7 @@ void BlockReader::fill() try {
 
 namespace {
 
-// What a file is by its first bytes, if it cannot hold documents as this reader expects them.
+// Name of a format that this reader cannot read, recognised by the first bytes; "" for any other.
 std::string_view foreign_format(std::string_view start) {
   using namespace std::string_view_literals;
   constexpr std::pair<std::string_view, std::string_view> kFormats[] = {

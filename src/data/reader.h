@@ -44,7 +44,7 @@ struct Block {
   bool json = true;
 };
 
-// What was found, and what was left out and why. Nothing here is fatal.
+// Counts of the documents that were read and of those that were left out, by reason. None is fatal.
 struct ReadCounts {
   // bytes: UTF-8 bytes of text
   int64_t documents = 0;
@@ -82,7 +82,7 @@ class BlockReader {
   // first bytes are those of an archive, of another format or of JSON over several lines.
   bool next(Block& block);
   size_t consumed() const { return source_->consumed(); }
-  // What the parser does not see: too_long, and a text file without a byte as empty.
+  // Counts that the parser does not see: too_long, and `empty` for a text file without a byte.
   const ReadCounts& counts() const { return counts_; }
 
  private:

@@ -91,7 +91,7 @@ Sampler::Place Sampler::place(int64_t n) const {
   const int64_t first = first_[size_t(domain)];
   const int64_t blocks = blocks_[size_t(domain)];
   const int64_t length = options_.sequence_length;
-  // Of this domain
+  // Position of the sample among the samples of this domain
   const int64_t turn = period * (first_[size_t(domain) + 1] - first) + slot - first;
   const int64_t epoch = turn / blocks;
   // Seeded by name, so that a domain's order does not depend on which others are mixed in.

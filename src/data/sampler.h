@@ -1,6 +1,6 @@
 #pragma once
-// What a model is trained on and tested on, as pure functions: a checkpoint holds one integer
-// of data state.
+// Training samples and test segments, as pure functions: a checkpoint holds one integer as the
+// state of the data.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -18,7 +18,7 @@ class Sampler {
  public:
   struct Options {
     std::vector<std::string> domains = {};  // empty: all that have the split
-    // Of the domains, any positive scale; empty: by number of tokens
+    // Weights of the domains, on any positive scale; empty: by number of tokens
     std::vector<double> weights = {};
     int64_t sequence_length = 0;  // T
     uint64_t seed = 0;

@@ -28,8 +28,8 @@ class Tokenizer {
   int64_t separator() const;  // eos; BadInput when the model has none
   int64_t bos() const;        // −1 when the model has none
   std::string piece(int32_t id) const;
-  // What the token adds to a text that something precedes: bytes, which may end inside a character.
-  // Nothing for a control token.
+  // The bytes that the token adds to a text that is not empty; they may end inside a character. A
+  // control token adds none.
   std::string bytes(int32_t id) const;
   int32_t id_of(std::string_view piece) const;  // of unk when there is no such piece
   const std::string& sha256() const;            // of the model file

@@ -99,7 +99,7 @@ void add(Sums& sums, nn::Mixer& mixer, const at::Tensor& x, const Handed& handed
   sums.queries += t.size(0);
 }
 
-// Of the finite values; NaN without one.
+// Mean of the finite values; NaN if there is none.
 double mean_of(const std::vector<double>& values) {
   double sum = 0;
   int64_t count = 0;
@@ -142,7 +142,7 @@ std::vector<double> entropy_by_head(nn::Mixer& mixer, const at::Tensor& x,
   return mean;
 }
 
-// What each layer's mixer reads.
+// Inputs of the mixer of each layer.
 std::vector<at::Tensor> mixer_inputs(nn::LanguageModel& model, const at::Tensor& tokens) {
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> inputs;
@@ -156,7 +156,7 @@ std::vector<at::Tensor> mixer_inputs(nn::LanguageModel& model, const at::Tensor&
   return inputs;
 }
 
-// What the mixer hands on to later layers.
+// Runs the mixer to update `handed`, the tensors that it passes to later layers.
 void hand_on(nn::Mixer& mixer, const at::Tensor& x, Handed& handed) {
   const at::NoGradGuard no_grad;
   nn::State state;

@@ -1,6 +1,6 @@
 #pragma once
-// What a sequence mixer does with the positions before a query, measured on real inputs
-// through autograd, so that every architecture is asked the same questions. [BC §3: full
+// Probes of a sequence mixer: how it uses the positions before a query. They are measured on real
+// inputs through autograd, so that every architecture is asked the same questions. [BC §3: full
 // attention's three properties]
 //
 //   J_{t,j}     = ∂y_t / ∂x_j
@@ -30,7 +30,7 @@
 
 namespace assay::eval {
 
-// Of a context, at most, when nothing else is asked for
+// Largest length of a context in tokens, unless the user gives another one
 inline constexpr int64_t kProbeLength = 1024;
 inline constexpr int64_t kProbeLeast = 4;  // positions that a probe needs
 
@@ -60,8 +60,8 @@ Influence probe(nn::Mixer& mixer, const at::Tensor& x, const ProbeOptions& optio
 // (The own position is one of t + 1.)
 std::vector<double> attention_entropy(const at::Tensor& weights, const ProbeOptions& options = {});
 
-// The same of a model that reads tokens [B, T], by layer, then by head; empty for a layer without
-// softmax weights, and at all where no layer has any. [BC §3, Figure 4]
+// Attention entropy of a model that reads tokens [B, T], by layer, then by head. Empty for a layer
+// without softmax weights, and empty as a whole if no layer has any. [BC §3, Figure 4]
 std::vector<std::vector<double>> attention_entropy(nn::LanguageModel& model,
                                                    const at::Tensor& tokens,
                                                    const ProbeOptions& options = {});

@@ -120,7 +120,7 @@ struct Requirement {
 };
 
 struct Family {
-  // Of all names but the head's; files of the bare model leave it out
+  // Prefix of all names except the head's; files of the bare model omit it
   std::string prefix;
   std::vector<std::string> left_out;   // regular expressions: ends of names of unused tensors
   std::vector<Requirement> requires_;  // what a model must be to have this layout

@@ -261,7 +261,7 @@ class Taken {
     return parts.size() == 1 ? parts[0].contiguous() : at::cat(parts);
   }
 
-  // Of an embedding and a tied head, one may be stored for both, with either name.
+  // A file may store an embedding and its tied head as one tensor, under either of the two names.
   void name_tied_embedding(const std::string& embedding) {
     if (tensors_.contains(embedding)) return;
     if (auto head = tensors_.extract("lm_head.weight")) {

@@ -65,7 +65,7 @@ nlohmann::json config(const Expanded& m) {
 
 std::vector<Rule> rules(const Expanded& m) {
   const DeltaShape shape = delta_shape(m);
-  // Of one key head
+  // Heads that share one key head, and the width of their values
   const int64_t shared = shape.heads / shape.key_heads;
   const int64_t values = shared * shape.value_dim;
   std::vector<Rule> out = {{"embedding", {{"model.embed_tokens.weight"}}},

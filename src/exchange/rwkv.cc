@@ -21,7 +21,7 @@ std::vector<Requirement> requirements(const std::string& mixer, const std::strin
           {"positions", {"\"none\""}}};
 }
 
-// What the layouts of RWKV have in common; with `more`.
+// Values that all layouts of RWKV have in common, followed by `more`.
 std::vector<Value> model_values(const std::string& mixer, const std::string& channel_mixer,
                                 const std::vector<Value>& more) {
   std::vector<Value> out = {{"pattern", Names{mixer}},

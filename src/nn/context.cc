@@ -79,7 +79,7 @@ std::vector<at::Tensor> SlicedPass::forward(LayerFunction function,
   return y;
 }
 
-// Of what slice begin + i of the layer left.
+// Gradients of the state that slice begin + i of the layer left.
 Handed SlicedPass::gradients_of_state(const Layer& layer, size_t i) const {
   if (last(i)) return {};
   if (i + 1 < layer.passages.size()) return copied(gradients_of(layer.passages[i + 1].in.state));

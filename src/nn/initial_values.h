@@ -6,7 +6,7 @@ namespace assay::nn {
 
 struct Place;
 
-// Of matrices whose architecture names no other.
+// Standard deviation of matrices whose architecture specifies no other value.
 constexpr double kMatrixDeviation = 0.02;
 
 Start normal(double deviation);

@@ -97,30 +97,30 @@ struct LanguageModel : Module {
   // tokens [B, T] i64 → [B, T, d_model], in float32 with residual_in_fp32, else in compute_dtype:
   // what the first layer reads.
   at::Tensor embed(const at::Tensor& tokens, const ModelState& state) const;
-  // What the last layer leaves of tokens [B, T] i64. Reads and advances the state.
+  // Output of the last layer for tokens [B, T] i64. Reads and advances the state.
   Residual residual(const at::Tensor& tokens, ModelState& state);
-  // The same in compute_dtype, normalised, ready for the head: [B, T, d_model].
+  // residual() after the final norm, in product_dtype(), as the head reads it: [B, T, d_model].
   at::Tensor hidden(const at::Tensor& tokens, ModelState& state);
-  // What hidden() makes of the output of the last layer.
+  // The last part of hidden(): norm and conversion of the output of the last layer.
   at::Tensor normalised(Residual output) const;
   at::ScalarType product_dtype() const;  // of the input of mixers and head
   at::Tensor logits(const at::Tensor& tokens, ModelState& state);  // [B, T, V]
-  // The same from rows of what hidden() returned: [..., d_model] → [..., V].
+  // Logits for rows of the result of hidden(): [..., d_model] → [..., V].
   at::Tensor logits_of_hidden(const at::Tensor& hidden) const;
   int64_t max_time() const;  // the longest sequence that it can read
   // Mean of −ln p(tokens[:, 1:]) over a batch [B, T + 1]; scalar. Logits are made a few rows
   // at a time.
   at::Tensor loss(const at::Tensor& tokens);
-  // The same from what hidden() returned, [B, T, d_model], and the next tokens [B, T].
+  // loss() from the result of hidden(), [B, T, d_model], and the next tokens [B, T].
   at::Tensor loss_of_hidden(const at::Tensor& hidden, const at::Tensor& targets) const;
   at::Tensor token_losses(const at::Tensor& tokens);  // [B, T] f32, no gradient
 
   double forward_flops(int64_t time);  // per token, at sequence length `time`
   int64_t parameter_count();
-  // Of one sequence after `time` tokens, counted from the tensors of runs that end at most 2,047
-  // tokens after the longest window (or 1,024) is full. Beyond those a state is taken to grow by as
-  // much every 1,024 tokens as it did there, or not at all: exact for caches of keys, windows,
-  // means of chunks that divide 1,024, and recurrences.
+  // Bytes of the state of one sequence after `time` tokens, counted from the tensors of runs that
+  // end at most 2,047 tokens after the longest window (or 1,024) is full. Beyond those, the growth
+  // per 1,024 tokens at their end is extrapolated. This is exact for caches of keys, windows, means
+  // of chunks that divide 1,024, and recurrences.
   int64_t state_bytes(int64_t time);
   const at::Tensor& head_weight() const;
   // Converts the weights of matrix products to compute_dtype once, so that no step does it again.

@@ -34,9 +34,9 @@ struct Module : torch::nn::Module {
   std::shared_ptr<Linear> add_linear(const std::string& name, int64_t in, int64_t out);
   std::shared_ptr<Linear> add_linear(const std::string& name, int64_t in, int64_t out,
                                      LinearOptions);
-  // Of a parameter of this module itself, so that its owner can change it.
+  // Treatment of a parameter of this module itself, so that its owner can change it.
   Treatment& treatment(const std::string& name) { return own_treatments_.at(name); }
-  // Of all of named_parameters(). Error if one was not added with add_parameter.
+  // Treatments of all named_parameters(). Error if one was not added with add_parameter.
   std::map<std::string, Treatment> treatments() const;
   // Starts all parameters. The values are a pure function of the seed and each parameter's name.
   void initialise(uint64_t seed);
@@ -151,11 +151,11 @@ class Rotary {
   // cos θ and sin θ, [T, D/2] each, on the device of x, fp32 (fp64 when x is): what the
   // fused operators take.
   std::pair<at::Tensor, at::Tensor> angles(const at::Tensor& x, int64_t offset) const;
-  // The same for one position per entry, [B, D/2] each; of position 0 for unused rows (-1).
+  // Angles for one position per entry, [B, D/2] each; those of position 0 for unused rows (-1).
   std::pair<at::Tensor, at::Tensor> angles(const at::Tensor& x,
                                            std::span<const int64_t> positions) const;
-  // The same for the rows of a step on CUDA, without waiting for it. Layers with the same angles
-  // share them, by State::handed; the tables are kept alive for a captured step.
+  // Angles for the rows of a step on CUDA, without a wait for the device. Layers with the same
+  // angles share them, by State::handed; the tables are kept alive for a captured step.
   std::pair<at::Tensor, at::Tensor> angles_of_step(const at::Tensor& x, State& state) const;
   // The tables of cos θ and sin θ for `end` positions or more.
   std::pair<at::Tensor, at::Tensor> tables(const at::Tensor& x, int64_t end) const;

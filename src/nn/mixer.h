@@ -21,7 +21,7 @@
 
 namespace assay::nn {
 
-// What a mixer carries from one piece to the next, by name. Empty at the start of a sequence.
+// Tensors that a mixer carries from piece to piece, by name. Empty at the start of a sequence.
 class State {
  public:
   std::optional<at::Tensor> find(const std::string& name) const {
@@ -32,8 +32,8 @@ class State {
   const std::map<std::string, at::Tensor>& tensors() const { return tensors_; }
   int64_t bytes() const;  // counted from the tensors, not declared
 
-  // What earlier layers hand on to later ones within one forward pass, by name (RWKV-7's first
-  // values). Not carried to the next piece, and no part of the bytes.
+  // Tensors that earlier layers pass to later ones within one forward pass, by name (RWKV-7's first
+  // values). They are not carried to the next piece, and bytes() does not count them.
   std::map<std::string, at::Tensor> handed;
   // Nothing follows this piece (a whole sequence that is trained on or scored): what it leaves
   // may be anything.
@@ -43,8 +43,8 @@ class State {
   // one token per step: the number of tokens that each row has read, and -1 for an unused row.
   std::vector<int64_t> positions;
   std::vector<State> rows;  // of such a batch: one state per row, for mixers with caches_per_row()
-  // Of such a batch on CUDA, for steps that are captured in a graph: what a step reads instead of
-  // `positions` and `rows`.
+  // Tensors of such a batch on CUDA, for steps that are captured in a graph: a step reads them
+  // instead of `positions` and `rows`.
   at::Tensor device_positions;  // [B] i64
   int64_t capacity = 0;         // all positions are below it
   // For mixers with caches_per_row() that can be captured, [B, n] i64: where the n tensors of
@@ -75,7 +75,7 @@ struct Mixer : Module {
   virtual bool can_be_captured(const at::TensorOptions& /*options*/) const {
     return !caches_per_row();
   }
-  // Of mixers with caches_per_row() that can be captured: tensors of a row that grow along time.
+  // A tensor of a row that grows along time, for mixers with caches_per_row() that can be captured.
   struct Cache {
     std::string name;
     int64_t tokens = 1;  // for which it has one step

@@ -36,9 +36,9 @@ class WithChoices {
   Choices* outer_;
 };
 
-// What the first run of a recomputed layer found without gradients, and the second need not find
-// again (a choice): tensors that the first gave to remember, in their order. Outside recomputed
-// layers nothing is recalled and nothing remembered.
+// Results without gradients (a choice) of the first run of a recomputed layer, which the second run
+// need not compute again. remember() stores them, and recalled() returns them in the same order.
+// Outside of recomputed layers, nothing is stored and recalled() returns no value.
 std::optional<at::Tensor> recalled();
 void remember(const at::Tensor& found);
 

@@ -1,6 +1,6 @@
 #pragma once
-// What the RWKV generations share: the token shift, and starting values that depend on channel and
-// layer. [RWKV-LM, BlinkDL]
+// Parts that the RWKV generations share: the token shift, and starting values that depend on
+// channel and layer. [RWKV-LM, BlinkDL]
 #include <cmath>
 #include <optional>
 

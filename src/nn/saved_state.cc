@@ -10,7 +10,7 @@
 namespace assay::nn {
 namespace {
 
-// Of the configuration and the beginning of every weight: training changes all of them.
+// SHA-256 of the configuration and of the first 256 values of every weight; training changes these.
 std::string fingerprint(const LanguageModel& model) {
   std::string text = model.spec.toml();
   for (const auto& [name, weight] : named_parameters_of(model)) {
@@ -21,7 +21,7 @@ std::string fingerprint(const LanguageModel& model) {
   return sha256(text);
 }
 
-// Of all that a saved generation holds, so that no name, shape or value of it can change unnoticed.
+// SHA-256 of the position and of every tensor's name, dtype, shape and values: shows any change.
 std::string digest(const NamedTensors& tensors, const std::string& position) {
   std::map<std::string, std::string> lines;
   for (const auto& [name, tensor] : tensors) {

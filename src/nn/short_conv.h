@@ -15,7 +15,7 @@ struct ShortConv : Module {
   // x [B, T, channels] → the same; reads and replaces state["conv"], the last K − 1 inputs [B,
   // channels, K − 1].
   at::Tensor forward(const at::Tensor& x, State& state) const;
-  // The same in parts along the channels, as views.
+  // forward() with the result in parts along the channels, as views.
   std::vector<at::Tensor> forward(const at::Tensor& x, State& state, at::IntArrayRef parts) const;
 
   // [channels, K], [channels]; undefined where there is none

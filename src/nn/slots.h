@@ -59,8 +59,8 @@ class Slots {
   // Each used slot reads its token and draws the next one with its draw; -1 as in ops::sample.
   // Asynchronous on CUDA.
   DrawnTokens step(std::span<const ops::Draw> draws);
-  // Of the last step, [count, V] in the model's compute dtype, on its device; the rows of unused
-  // slots have no meaning. The next step overwrites them.
+  // Logits of the last step, [count, V] in the model's compute dtype, on its device; the rows of
+  // unused slots have no meaning. The next step overwrites them.
   const at::Tensor& logits() const { return logits_; }
   // Each used slot reads its token; those of unused slots are ignored. → logits()
   const at::Tensor& step(const std::vector<int64_t>& tokens);

@@ -44,8 +44,8 @@ at::Tensor to_tensor(const TensorEntry& entry);   // a copy, on the CPU
 // Copies `source` into `target` by name. BadInput, with `where` and the nearest name, when a name
 // is missing, unknown or of another shape; nothing is copied then.
 void copy_tensors(const NamedTensors& source, NamedTensors target, const std::string& where);
-// The same with the tensors of a file, one after the other. Those of `target` that are on the meta
-// device are checked, and their values are not read.
+// copy_tensors() with the tensors of a file, one after the other. Those of `target` that are on the
+// meta device are checked, and their values are not read.
 void copy_file(const fs::path& file, NamedTensors target);
 
 }  // namespace assay::nn

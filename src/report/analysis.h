@@ -76,7 +76,7 @@ struct Architecture {
   std::vector<Comparison> comparisons;
   std::vector<std::string> warnings;  // reasons to doubt the comparison
 
-  // Of the largest budget.
+  // Runs and tokens of the largest budget.
   const std::vector<Run>& runs() const { return budgets.rbegin()->second; }
   int64_t tokens() const { return budgets.rbegin()->first; }
   std::vector<const Run*> all_runs() const;
@@ -110,7 +110,7 @@ struct Setting {
     all.insert(all.end(), further.begin(), further.end());
     return all;
   }
-  // What the two losses of a comparison are called.
+  // Names of the two losses of a comparison.
   const char* pretraining_name() const { return mixed ? "training loss" : "held-out loss"; }
   const char* test_name() const { return mixed ? "held-out loss" : "loss out of domain"; }
 };

@@ -99,7 +99,7 @@ std::string trend(const Architecture& a) {
   return "";
 }
 
-// Of the checks that carry a verdict. A verdict of "not settled" on both sides says nothing.
+// Sentence about the checks that carry a verdict; "" if they and the main verdict are not settled.
 std::string at_other_rates(const Architecture& a) {
   if (!a.end.judged) return "";
   std::vector<std::string> same;
@@ -276,7 +276,7 @@ std::vector<std::string> legend_of_verdicts(const Setting& setting) {
 
 std::vector<std::string> sentences(const Architecture& a, const Setting& setting) {
   std::vector<std::string> out;
-  // What holds for every architecture is among the cautions of the setting.
+  // A reason that holds for every architecture is among the cautions of the setting.
   const std::string& shared = setting.ladder.problem;
   const bool own = shared.empty() || !a.end.reason.starts_with(shared);
   const std::string answer = in_one_sentence(a, setting);

@@ -1,18 +1,18 @@
 #pragma once
-// What a study found, in sentences and as JSON.
+// Results of a study, in sentences and as JSON.
 #include <nlohmann/json.hpp>
 
 #include "report/analysis.h"
 
 namespace assay::report {
 
-// What a setting measures: "Trained on cc, c4; tested on …".
+// The question of a setting: "Trained on cc, c4 and tested on …".
 std::string question(const Setting& setting);
-// What the verdicts of a setting mean, and what an interval holds.
+// Meaning of the verdicts of a setting and of the intervals.
 std::vector<std::string> legend_of_verdicts(const Setting& setting);  // an entry per column
 // Why it is not settled, facts next to the verdict, where the difference is largest, warnings.
 std::vector<std::string> sentences(const Architecture& architecture, const Setting& setting);
-// What limits every number of the setting: no ladder, few sources, runs that are missing.
+// Limits of every number of the setting: no ladder, few sources, runs that are missing.
 std::vector<std::string> cautions(const Setting& setting, const Study& study);
 
 // One object for each architecture but the reference, in each setting:

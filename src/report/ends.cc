@@ -16,7 +16,7 @@ namespace {
 
 constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
 
-// Of the end of a run.
+// Losses on a set at the end of a run.
 const run::EndSet& set_of(const Run& run, const std::string& set) {
   const auto found = run.data.end.sets.find(set);
   if (found == run.data.end.sets.end())
@@ -137,8 +137,8 @@ void describe_clusters(Setting& setting) {
   }
 }
 
-// What does not need the ladder, so that a verdict of "not settled" has numbers next to it. `runs`
-// have one budget.
+// Sets the numbers that need no ladder, so that a verdict of "not settled" has numbers next to it.
+// All `runs` have one budget.
 void set_final_losses(stats::EndResult& end, const std::vector<Run>& runs, const Setting& setting) {
   const int64_t tokens = runs.front().tokens;
   end.tokens = double(tokens);

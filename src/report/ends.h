@@ -35,7 +35,7 @@ struct Check {
   stats::EndResult end;
 };
 
-// What the smaller budgets of an architecture predict for its largest one that carries a verdict.
+// Prediction of Δ_end at one budget of an architecture from its smaller budgets.
 struct Foretold {
   std::string name;
   // largest budget that was used; the budget that is predicted

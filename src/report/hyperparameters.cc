@@ -57,7 +57,7 @@ Hyperparameters hyperparameters(const Architecture& architecture) {
   return out;
 }
 
-// What numbers stand for that are no sizes.
+// Meaning of the numbers that are codes and not sizes.
 constexpr const char* kCodes =
     "A window of −1 is all positions. "
     "A head_dim, num_kv_heads, d_ff, max_positions or temperature of 0 stands for its default, "

@@ -23,7 +23,7 @@ FigureGroup agreement_plot(const Setting& setting);
 FigureGroup tuning_plots(const Setting& setting);  // held-out loss over the learning rate
 // Losses over training tokens, and along training against each other.
 FigureGroup training_curves(const Setting& setting);
-// What the secondary measure is the mean of.
+// Differences along training; the secondary measure is their mean.
 FigureGroup difference_plots(const Setting& setting);
 // Entropy of the softmax weights over training tokens, and by layer at the end; no figures where
 // no architecture has softmax weights.

@@ -23,7 +23,7 @@ const run::Slice* last_slice(const Run& run, const std::string& set, const std::
   return &found->slices->at(slice);
 }
 
-// What `get` says of a slice, mean over the runs that have it.
+// Mean of get(slice) over the runs that have the slice and a finite value.
 template <class Get>
 double mean_of(const std::vector<Run>& runs, const std::string& set, const std::string& slice,
                Get&& get) {

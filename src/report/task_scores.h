@@ -11,8 +11,8 @@ namespace assay::report {
 struct Run;
 struct Setting;
 
-// Of one architecture at one budget: the largest that the reference was evaluated at, too, or else
-// the largest that was evaluated.
+// Score of one architecture at one budget: the largest at which the reference was evaluated, too,
+// or else the largest that was evaluated.
 struct Score {
   int64_t tokens = 0;
   int64_t seeds = 0;

@@ -1,5 +1,5 @@
 #pragma once
-// What the JSON files of a run folder hold. docs/runs.md says what each key means; folder.h says
+// Content of the JSON files of a run folder. docs/runs.md says what each key means; folder.h says
 // which file holds which record.
 #include <array>
 #include <cstdint>
@@ -49,7 +49,7 @@ struct Provenance {
                numerics, data, train_tokens, data_folder, started, identity, key)
 };
 
-// What `assay train --dry-run --json` prints.
+// Output of `assay train --dry-run --json`.
 struct Estimate : Provenance {
   int64_t steps = 0;
   int64_t tokens = 0;

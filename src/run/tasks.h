@@ -13,10 +13,10 @@ namespace assay::run {
 // the same items.
 struct TaskMetric {
   std::string name;  // "acc"
-  // Of a metric that is 0 or 1: one bit per item as hexadecimal digits, the first item highest.
+  // Values of 0 or 1: one bit per item as hexadecimal digits, the first item highest.
   std::optional<std::string> bits;
-  // Of other metrics: log-likelihoods summed over at most kBlocks blocks of neighbouring items, and
-  // the sums of what they are divided by.
+  // Other metrics: sums of log-likelihoods over at most kBlocks blocks of neighbouring items. The
+  // weights are the sums of the numbers that they are divided by.
   static constexpr int64_t kBlocks = 50;
   std::optional<std::vector<double>> sums;
   std::optional<std::vector<double>> weights;

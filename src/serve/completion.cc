@@ -212,7 +212,7 @@ json Completion::choice_json(size_t index) const {
   return out;
 }
 
-// What was added to a choice since its last event.
+// Sends the text and the tokens that were added to a choice since its last event.
 void Completion::send_event(size_t index) {
   Choice& choice = choices_[index];
   Echo part = request_.echo && !choice.echo_sent ? echo(prompt_of(index)) : Echo();

@@ -40,8 +40,8 @@ std::chrono::nanoseconds seconds(double count) {
   return std::chrono::nanoseconds(int64_t(count * 1e9));
 }
 
-// What a handler has said so far, read by the connection's coroutine. The members below the
-// functions belong to the thread of the connections.
+// The answer that a handler has given so far, read by the connection's coroutine. The members below
+// the functions belong to the thread of the connections.
 class Exchange final : public Reply, public std::enable_shared_from_this<Exchange> {
  public:
   Exchange(asio::io_context& io, size_t largest_backlog)
@@ -113,7 +113,7 @@ class Exchange final : public Reply, public std::enable_shared_from_this<Exchang
   bool only_head = false;
 };
 
-// What the handlers see. The last owner's end ends the answer.
+// The Reply that handlers receive. If it is destroyed before the answer ended, it sends status 500.
 class OwnedReply final : public Reply {
  public:
   explicit OwnedReply(std::shared_ptr<Exchange> exchange, std::string error)

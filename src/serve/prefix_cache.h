@@ -28,7 +28,7 @@ using PagePointer = std::shared_ptr<const Page>;
 // The state of one sequence after the tokens of the page and those before it.
 nn::ModelState state_after(const PagePointer& page);
 
-// Of one thread. The pages that were used longest ago are dropped first.
+// Cache of pages, for one thread. The pages that were used longest ago are dropped first.
 class PrefixCache {
  public:
   explicit PrefixCache(int64_t budget) : budget_(budget) {}

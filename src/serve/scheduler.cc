@@ -49,7 +49,7 @@ at::Tensor on_device(const std::vector<int64_t>& tokens, int64_t rows,
 
 // A shorter piece takes about as long as one of this many tokens.
 constexpr int64_t kShortPiece = 64;
-// Of a slot on CUDA, from the start.
+// Tokens for which a slot on CUDA has memory from the start.
 constexpr int64_t kSlotTokens = 1024;
 
 }  // namespace
@@ -197,7 +197,7 @@ int64_t Scheduler::next_tokens(const Reading& reading) const {
   return std::min(options_.piece, tokens_to_read(reading) - reading.position);
 }
 
-// Of the batch in which the next piece is read. It depends on the prompt alone.
+// Number of rows of the batch in which the next piece is read. It depends on the prompt alone.
 int64_t Scheduler::rows_for(const Reading& reading) const {
   const int64_t length = tokens_to_read(reading);
   if (length == 0 || length >= options_.piece) return 1;

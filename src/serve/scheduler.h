@@ -5,7 +5,7 @@
 //   submit() → queue → reading (a few pieces per turn) → ready → slot (one token per step)
 //
 // Everything below runs on the thread that calls run(); submit() and stop() may be called from any.
-// What a sequence becomes depends on its prompt, its sampling and its seed only: pieces begin at
+// The result of a sequence depends on its prompt, its sampling and its seed only: pieces begin at
 // multiples of the piece length, short prompts are read in batches whose number of rows follows
 // from their length, and a decode step always computes all slots (nn/slots.h).
 //
@@ -55,7 +55,7 @@ class Task {
   virtual ~Task() = default;
   virtual const TaskOptions& options() const = 0;
   virtual bool cancelled() const = 0;
-  // Of all tokens of the prompt but the first, a piece at a time.
+  // Scores of all tokens of the prompt except the first, one piece at a time.
   virtual void add_prompt_scores(size_t prompt, std::vector<TokenScore> scores) = 0;
   // False ends the choice with EndReason::stop. The logprob is NaN unless scores are wanted.
   virtual bool add_token(size_t choice, TokenScore score) = 0;

@@ -54,7 +54,7 @@ std::string bearer_token(const std::string& authorization) {
   return scheme == kScheme ? authorization.substr(kScheme.size()) : "";
 }
 
-// What a supervisor asks must not wait for the text of other requests.
+// Requests of a supervisor must not wait for the text of other requests.
 HttpOptions with_quick_paths(HttpOptions options) {
   options.quick_paths = {"/health", "/metrics"};
   return options;

@@ -377,8 +377,8 @@ Ends::Share Ends::share_of(Measure measure, Text text, size_t domain) const {
   return {own ? 1.0 / counted : 0, axis};
 }
 
-// What the runs' own noise on single documents adds to the sum of squares. It is part of the
-// seeds' variance already.
+// The part of the sum of squares that comes from the runs' own noise on single documents. The
+// variance of the seeds already contains it.
 double Ends::luck(size_t group, Line line, Text text, size_t domain, Targets targets,
                   Share weight) const {
   std::vector<size_t> groups{group};

@@ -106,7 +106,7 @@ class Ends {
   double recall_loss(size_t group) const;
   // Nats by which recall targets are easier than the others; NaN when there are none of either.
   double recall_lead(size_t group) const;
-  // Of the reference's line that belongs to a contender's group.
+  // Slope of the reference's line that belongs to a contender's group.
   double slope(size_t group, Measure measure, Line line) const;
 
   // The difference of a contender's group to the reference's curve at its mean held-out loss.
@@ -118,9 +118,9 @@ class Ends {
   Contrast equal_tokens(size_t group, Measure measure, Line line) const;
   Estimate estimate(const Contrast& contrast, Measure measure, Line line = Line::curve) const;
 
-  // Of one run's residual, pooled over the contenders' groups and the table.
+  // Variance of one run's residual, pooled over the contenders' groups and the table.
   Variance contender_variance(Measure measure, Line line) const;
-  // Of the runs of one group.
+  // Variance of the residuals of the runs of one group.
   Variance group_variance(size_t group, Measure measure, Line line) const;
   // Does a contender's group carry a number along this line?
   bool usable(size_t group, Line line) const {

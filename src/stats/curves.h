@@ -25,7 +25,7 @@ struct Stretch {  // neighbouring evaluations with one pre-training loss
 };
 using Curve = std::vector<Stretch>;  // loss strictly falling; empty when no evaluation is left
 
-// Of the evaluations with tokens_seen > after_tokens. Throws BadInput when they are not in
+// Curve of the evaluations with tokens_seen > after_tokens. Throws BadInput when they are not in
 // order of tokens_seen.
 Curve curve_of(const Run& run, double after_tokens);
 

@@ -17,8 +17,8 @@ struct Architecture {
   std::vector<Curve> curves;  // one a run
 };
 
-// What all that is compared has in common: the pair first, then those that only tell how
-// much seeds differ.
+// The architectures of a comparison and their shared range: the pair first, then those that only
+// show how much seeds differ.
 struct Comparison {
   std::string problem;
   std::vector<Architecture> architectures;

@@ -18,7 +18,7 @@ class RungCurve {
   // How the slope at a rung is obtained.
   enum class Slope { parabola, zero, three_times_before, three_times_after };
 
-  // What a reading at h needs: f and its derivatives are sums over the rungs with these weights.
+  // Weights of a reading at h: f and its derivatives are sums over the rungs with these weights.
   struct Reading {
     std::vector<double> weights;               // w_b(h)
     std::vector<double> slope;                 // dw_b / dh
@@ -41,7 +41,7 @@ class RungCurve {
   Reading read(double held_out) const;
   // At least one of the two segments is used, and it exists.
   RungSlope rung_slope(size_t rung, bool before, bool after) const;
-  // Of the line through the rungs `segment` and `segment` + 1.
+  // Weights for the slope of the line through the rungs `segment` and `segment` + 1.
   std::vector<double> secant(size_t segment) const { return secant_weights(held_out_, segment); }
   // The segment (b, b + 1) that holds h; beyond the ends the first or the last one.
   size_t segment(double held_out) const { return segment(held_out_, held_out); }

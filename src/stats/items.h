@@ -12,7 +12,7 @@ double normal_quantile(double level);  // the z for which P(|Z| ≤ z) = level: 
 // empty, also for 0 and n.
 //   (p + z²/2n ± z √(p(1 − p)/n + z²/4n²)) / (1 + z²/n)
 Interval share_interval(double successes, double n, double level);
-// The same for a share p of n items, where n need not be a whole number and z is any quantile.
+// Wilson's interval for a share p of n items. n need not be a whole number, and z is any quantile.
 Interval wilson_interval(double p, double n, double z);
 
 // The mean of values that differ from item to item: mean ± t √(s²/n), s² with n − 1. Infinite for

@@ -209,7 +209,7 @@ void Study::add(const Contender& contender) {
     entry.groups.push_back(ends_.add(budget, contender.name));
 }
 
-// What a budget can be used for. Nothing here depends on a variance.
+// Decides what a budget can be used for. Nothing here depends on a variance.
 BudgetResult Study::inspect(Entry& entry, size_t j) {
   const size_t group = entry.groups[j];
   BudgetResult budget{.tokens = entry.budgets[j].tokens,

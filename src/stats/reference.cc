@@ -14,7 +14,7 @@ constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 constexpr size_t kFewClusters = 5;
 constexpr double kLongestForecast = 4;  // times the tokens of the last rung
 
-// What makes a run unusable; empty when nothing does.
+// The reason why a run is unusable; empty if there is none.
 std::string problem_of(const End& end) {
   if (!std::isfinite(end.held_out)) return fmt::format("a held-out loss of {}", end.held_out);
   for (const auto* domains : {&end.domains, &end.held_out_domains})

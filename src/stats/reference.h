@@ -20,9 +20,9 @@ double ladder_tokens(const std::vector<Budget>& ladder, double held_out);
 // "82M tokens"
 std::string millions(double tokens);
 std::vector<Budget> in_order(std::vector<Budget> budgets);  // of their tokens
-// What makes the runs unusable; empty when nothing does. `name` in sentences: "the reference".
+// The reason why the runs are unusable, or "". `name` is their name in sentences: "the reference".
 std::string problem_of(const std::vector<Budget>& budgets, const std::string& name);
-// The same of a ladder in order, which also needs two rungs, seeds and losses that fall.
+// The reason why a ladder in order is unusable. It also needs two rungs, seeds and falling losses.
 std::string problem_of(const std::vector<Budget>& ladder);
 
 class Reference {
@@ -46,7 +46,7 @@ class Reference {
   // Why one that is covered carries no verdict; empty when it carries one.
   std::string immaturity(double held_out) const;
   std::string overfitting(double held_out) const;
-  // The same for a contender that has read its text `epochs` times. Empty if epochs are unknown.
+  // Why a contender with that many epochs carries no verdict; "" if it has one or they are unknown.
   std::string repetition(double held_out, double epochs) const;
   // Epochs of the reference where it ends with this held-out loss, interpolated in log tokens.
   double epochs_at(double held_out) const;

@@ -1,5 +1,5 @@
 #pragma once
-// What the statistics read: the evaluations along the runs of a study.
+// Input of the statistics: the evaluations along the runs of a study.
 #include <cstdint>
 #include <map>
 #include <string>

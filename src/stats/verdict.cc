@@ -12,7 +12,7 @@ namespace {
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 constexpr double kMostSeeds = 64;
 
-// What no number of seeds reduces.
+// The half-width that remains with any number of seeds.
 double fixed_half_width(const Estimate& e, double level) {
   const Variance slope{e.slope_error * e.slope_error, 1e9};
   return interval(0, slope, e.noise.documents, level).high;

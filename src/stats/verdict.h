@@ -24,7 +24,7 @@ bool contradict(Verdict a, Verdict b);
 std::string verdict_name(Verdict verdict);  // "not worse"
 std::string signed_nats(double value);      // "−0.012"
 
-// What would settle an interval that is not settled. `runs` of the model made the estimate.
+// Advice on how to settle an interval. The estimate comes from `runs` runs of the model.
 std::string what_settles(const Estimate& estimate, int64_t runs, double seeds_of_rung,
                          double margin, double level, double factor);
 

@@ -243,7 +243,7 @@ Model read_model(const std::string& name, const ConfigNode& root, const Head& he
     mine.seeds_per_budget = head.seeds_per_budget;
   }
   auto keys = own.keys();
-  // What else stands here belongs to the model; the program that builds it checks that
+  // The other keys of this table belong to the model; the program that builds it checks them
   own.read(mine, keys);
   find_python(own, file);
   const std::string where = own.has("base")    ? own.where("base")
@@ -391,7 +391,7 @@ void check_head(const Head& head, const ConfigNode& root, const fs::path& file) 
            join(head.models));
 }
 
-// What the plan decides in a run's [train].
+// The keys of [train] of a run that the plan decides.
 ConfigNode decided(const DataSetting& data, Variation variation) {
   std::vector<std::string> domains = data.train;
   std::vector<std::string> sets;

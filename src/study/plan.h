@@ -69,8 +69,8 @@ struct DataSetting {
 // The last of the layers that has `key`; null for none.
 const ConfigNode* last_with(const std::vector<ConfigNode>& layers, const std::string& key);
 
-// What `assay --json` prints of an error; the last three are there when a value of a configuration
-// is the reason (ConfigError in base/config.h).
+// An error as `assay --json` prints it; the last three are there when a value of a configuration is
+// the reason (ConfigError in base/config.h).
 struct TrainerError {
   std::string error;
   std::optional<std::string> table;
@@ -178,7 +178,7 @@ struct Plan {
   std::vector<VarianceRow> variances = {};
 };
 
-// What differs between the runs of one model in one setting.
+// Values that differ between the runs of one model in one setting.
 struct Variation {
   int64_t seed = 0;
   int64_t tokens = 0;        // the budget; 0: train.steps or train.tokens decides

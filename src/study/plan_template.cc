@@ -22,7 +22,7 @@ struct Choice {
   std::vector<Domain> out_of_domain;
 };
 
-// Of all models of a plan.
+// Size of all models of a plan.
 struct Size {
   int64_t d_model;
   int64_t num_layers;

@@ -5,7 +5,7 @@
 namespace assay::study {
 namespace {
 
-// What makes the record of a run of the same name another run.
+// The reason why the record of a run of the same name is that of another run.
 std::string difference(const run::Provenance& record, const run::Provenance& planned) {
   if (record.data != planned.data)
     return fmt::format("it read other data (fingerprint {:.8}, and this store has {:.8})",

@@ -1,5 +1,5 @@
 #pragma once
-// What a run leaves in its folder, read while it goes on.
+// The folder of a run, read while the run goes on.
 #include <memory>
 #include <string>
 
@@ -9,7 +9,7 @@
 namespace assay::study {
 
 std::string last_line(const fs::path& file);  // the last line that is not empty, or "no output"
-// Of a finished run: "arxiv.test 4.081, cc.valid 3.412, 12.3k tokens/s, 0:42".
+// Summary of a finished run: "arxiv.test 4.081, cc.valid 3.412, 12.3k tokens/s, 0:42".
 std::string summary(const run::Folder& folder);
 // Waits a minute at most for a process that holds the folder: it may still be saving.
 std::unique_ptr<FolderLock> lock_when_free(const fs::path& folder);

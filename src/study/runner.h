@@ -32,7 +32,7 @@ Outcome run_plan(const StudyOptions& options);
 struct ExpectedRun : PlannedRun {
   std::string found;  // folder that holds its results, of this study or to reuse; "" for none
 };
-// What run_plan would do. Makes synthetic data and writes the configurations, trains nothing. The
+// The runs of run_plan, without training. Makes synthetic data and writes the configurations. The
 // runs of models whose learning rate is still to be tuned have the first rate of the grid.
 std::vector<ExpectedRun> dry_run(const StudyOptions& options);
 

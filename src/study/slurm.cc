@@ -446,7 +446,7 @@ void SlurmLauncher::submit_controller() {
 void SlurmLauncher::wait_for_controller() {
   for (;;) {
     const auto found = jobs();
-    // Of two controller jobs the younger one waits.
+    // If there are two controller jobs, the younger one waits.
     const auto other = std::ranges::find_if(found, [&](const Job& job) {
       return job.task < 0 && job.is_at_work() && (!continues_ || number_of(job.id) < own_job_);
     });

@@ -1,5 +1,5 @@
 #pragma once
-// What a study knows: study.sqlite, written by the runner alone. A run is found by its content
+// The database of a study, study.sqlite. Only the runner writes it. A run is found by its content
 // key, not by its name. Losses of single documents stay in the runs' safetensors files; their
 // paths are recorded.
 #include <map>
@@ -12,7 +12,7 @@
 
 namespace assay::study {
 
-// What a run is for.
+// Purpose of a run.
 namespace purpose {
 inline constexpr const char* kStudy = "study";                     // answers the plan's question
 inline constexpr const char* kTuning = "tuning";                   // chooses a learning rate
@@ -34,7 +34,7 @@ struct PlannedRun {
   fs::path config;
   fs::path data;
   std::string toml;  // what MODEL.toml holds
-  // Of `assay train --dry-run`, with tokens, steps and seconds of this run
+  // Output of `assay train --dry-run`, with tokens, steps and seconds of this run
   run::Estimate estimate;
   run::Folder folder(const fs::path& study) const {
     return {study / "runs" / (name + "." + key.substr(0, 8))};
@@ -85,7 +85,7 @@ struct StoredSetting {
   std::optional<std::vector<run::TaskQuestion>> tasks;  // absent when the plan has none
   ASSAY_FIELDS(name, train, out_of_domain, further, held_out, test, sequence_length, tasks)
 };
-// What the test text shares with the training text, by domain.
+// Overlap of the test text with the training text, by domain.
 using Overlap = std::vector<data::DomainOverlap>;
 struct StoredPlan {
   std::string name;
@@ -150,7 +150,7 @@ class Store {
   fs::path folder(const std::string& key);
   // A whole study made of records. BadInput when it has runs that it trained or reused.
   void set_records(const RecordedPlan& plan, const Records& records, const std::string& origin);
-  // Of the data with that fingerprint; none when it was not measured.
+  // Overlap in the data with that fingerprint; no value if it was not measured.
   std::optional<Overlap> overlap(const std::string& data);
   void set_overlap(const std::string& data, const Overlap& found);
 

@@ -51,7 +51,7 @@ struct TemporaryOutput {
   }
 };
 
-// What `assay eval tasks --dry-run` says of the plan's tasks with a tokenizer.
+// Output of `assay eval tasks --dry-run` for the plan's tasks with a tokenizer.
 Questions questions_of(const Plan& plan, const fs::path& tokenizer, const StudyOptions& options) {
   const TemporaryOutput output{options.study / "configs" / "tasks.question.out"};
   const TemporaryOutput errors{options.study / "configs" / "tasks.question.err"};

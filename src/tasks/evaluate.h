@@ -39,7 +39,7 @@ struct Ran {
   double seconds = 0;  // in the model
 };
 
-// What a task asks of every model with this tokenizer.
+// Requirements of a task that hold for every model with this tokenizer.
 struct Demand {
   int64_t items = 0;
   int64_t longest = 0;  // tokens that the model has to read to see all of the longest item

@@ -15,7 +15,7 @@
 
 namespace assay::tasks {
 
-// What a task file holds for every kind. The fields of its kind stand next to them.
+// Fields of a task file that all kinds have. The fields of its kind are next to them.
 struct TaskConfig {
   std::string kind;
   std::string documents;
@@ -50,7 +50,7 @@ struct TaskConfig {
   }
 };
 
-// What a model is asked about one document.
+// Requests to a model about one document.
 struct Asked {
   struct Continuation {
     // the log-likelihood of `text` after `context`

@@ -20,8 +20,8 @@ struct Summary {
 };
 Summary summarize(const std::vector<Item>& items, const std::string& metric);
 
-// Of the metric: a − b over the items that both answered. For perplexities the difference
-// of their logarithms.
+// Difference of the metric: a − b over the items that both answered. For perplexities, it is the
+// difference of their logarithms.
 stats::Interval difference(const std::vector<Item>& a, const std::vector<Item>& b,
                            const std::string& metric);
 

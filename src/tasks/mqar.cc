@@ -76,7 +76,7 @@ Examples on_device(const MqarBatch& batch, int64_t batch_size, c10::Device devic
           batch.labels.gather(1, positions).to(device)};
 }
 
-// Of the examples [begin, end), a batch or its first rows.
+// Hidden vectors and targets of the queries of examples [begin, end), a batch or its first rows.
 Loss queries(nn::LanguageModel& model, const Examples& all, int64_t begin, int64_t end) {
   nn::ModelState state{.last = true};
   const at::Tensor hidden = model.hidden(all.inputs.slice(0, begin, end), state).flatten(0, 1);

@@ -40,7 +40,7 @@ struct MqarBatch {
 };
 MqarBatch mqar_examples(const MqarData& data, uint64_t seed, int64_t first, int64_t count);
 
-// What plans/mqar.toml holds under [mqar].
+// Table [mqar] of plans/mqar.toml.
 struct MqarPlan {
   std::vector<std::string> models;
   std::vector<int64_t> lengths = {64, 128};

@@ -65,7 +65,7 @@ class MqarRunner {
 
   size_t rates() const { return study_.plan.learning_rates.size(); }
 
-  // What decides the result of a run.
+  // Hash of everything that decides the result of a run.
   std::string key(size_t number) const {
     const MqarRun& run = study_.runs[number];
     const MqarPlan& plan = study_.plan;

@@ -11,7 +11,7 @@
 
 namespace assay::tasks {
 
-// What decides the answers of a model to a task.
+// Conditions that decide the answers of a model to a task.
 struct Evaluation {
   std::string model;        // as the user names it
   std::string weights;      // sha256 of the model's configuration and weights

@@ -64,7 +64,7 @@ class Scorer {
   Batch batch_of(const std::vector<std::vector<Row>>& items, std::span<const size_t> chosen) const;
   size_t inputs(const std::vector<Row>& item) const;
   bool same_input(const Row& a, const Row& b) const;
-  // Of `sequences` with a state after `cut` tokens.
+  // Estimated bytes of the states of `sequences` sequences after `cut` tokens.
   double state_bytes(size_t sequences, size_t cut) const;
   std::vector<Likelihood> read_rows(const Batch& batch, size_t cut, nn::ModelState state);
   nn::ModelState read_shared(const std::vector<const Row*>& firsts, size_t begin, size_t cut,

@@ -27,8 +27,8 @@ char32_t to_upper(char32_t c) {
   return char32_t(::towupper_l(wint_t(c), unicode()));
 }
 
-// What upper() and the start of capitalize() make of a character, where it is not one character
-// [Unicode, SpecialCasing.txt].
+// Results of upper() and of the start of capitalize() for the characters whose result has more than
+// one character [Unicode, SpecialCasing.txt].
 struct Capital {
   std::u32string upper;
   std::u32string title;

@@ -79,8 +79,8 @@ class Digests {
   std::string text_;
 };
 
-// What one rank writes of a checkpoint. All ranks call the same functions in the same order, also
-// after an error: the others wait for this rank until all know of it.
+// The part of a checkpoint that one rank writes. All ranks call the same functions in the same
+// order, also after an error: the others wait for this rank until all know of it.
 class Share {
  public:
   Share(const AdamW& optimizer, Ranks* ranks)
@@ -88,7 +88,7 @@ class Share {
   // Writes the tensors that this rank owns. `device`: for those that rank 0 receives. On rank 0,
   // returns the checksum of the file, if all is written.
   std::string write(const fs::path& path, const nn::NamedTensors& tensors, c10::Device device);
-  // What went wrong, and on which rank; the same on all ranks. Empty if all is written.
+  // Errors with the numbers of their ranks; the same text on all ranks. Empty if all is written.
   std::string problems() const;
 
  private:

@@ -17,7 +17,7 @@ void save_checkpoint(const run::Folder& run, const nn::LanguageModel& model, con
 // BadInput when the checkpoint is broken.
 run::TrainingState load_checkpoint(const run::Checkpoint& checkpoint, nn::LanguageModel& model,
                                    AdamW& optimizer);
-// Of that step or an earlier one.
+// The checkpoint of that step, or the newest one before it; no value if there is none.
 std::optional<run::Checkpoint> newest_checkpoint(const run::Folder& run,
                                                  int64_t last_step = INT64_MAX);
 // Removes all but the newest two and those of `keep_steps`.

@@ -1,5 +1,5 @@
 #pragma once
-// What [train] holds. Every run records it with all defaults written out.
+// Table [train] of a configuration. Every run records it with all defaults written out.
 #include <cstdint>
 #include <filesystem>
 #include <optional>

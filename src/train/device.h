@@ -18,7 +18,7 @@ std::vector<std::string> gpu_names();  // empty where none is seen
 std::string torch_version();
 void use_threads(int threads);                // of the CPU; 0: all
 std::string device_name(c10::Device device);  // "NVIDIA H200", or the CPU's model and threads
-// What "bf16", "fp32", "fp64" and "auto" (bf16 on CUDA, else fp32) compute in.
+// Dtype of computation for "bf16", "fp32", "fp64" and "auto" (bf16 on CUDA, else fp32).
 at::ScalarType compute_dtype(const std::string& precision, c10::Device device);
 // Peak FLOP/s that utilisation is measured against: the data sheet's dense bf16 figure for GPUs
 // that are known, else the rate of a matrix product timed here.

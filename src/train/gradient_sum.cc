@@ -178,7 +178,7 @@ void GradientSum::start_last() {
   live_ = !hooks_.empty();
 }
 
-// What is left of the tree of this rank: the last slice, then the waiting sums, lowest level first.
+// Adds the rest of this rank's tree: the last slice, then the waiting sums, lowest level first.
 void GradientSum::hand_over(size_t i) {
   if (handed_[i]) fail<Error>("the gradient of parameter {} came in more than one piece", i);
   const at::NoGradGuard no_grad;

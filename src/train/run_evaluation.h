@@ -1,6 +1,6 @@
 #pragma once
-// What a run measures of its model in addition to the training loss: held-out losses along the run
-// and at its end, and probes. Only the process that writes the run folder measures.
+// Measurements of a run's model in addition to the training loss: held-out losses along the run and
+// at its end, and probes. Only the process that writes the run folder measures.
 #include <optional>
 
 #include "data/token_store.h"
@@ -23,7 +23,7 @@ class RunEvaluation {
   // The losses that architectures are compared by, over more text than the evaluations
   // along the run. Writes end.json.
   void evaluate_end(const run::TrainingState& state);
-  // What the mixers learned to do with earlier positions. Writes probes.json.
+  // Measures how the mixers use earlier positions. Writes probes.json.
   void write_probes(const run::TrainingState& state) const;
 
   // On the training domains, of the last evaluation in this process.

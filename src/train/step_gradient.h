@@ -24,7 +24,7 @@ class StepGradient {
   StepGradient(nn::LanguageModel& model, const data::Sampler& sampler, const TrainConfig& config,
                c10::Device device, Ranks* ranks);
 
-  // What sums the gradients of slices; null: one process, one slice.
+  // The object that sums the gradients of slices; null: one process, one slice.
   GradientSum* sum() { return sum_ ? &*sum_ : nullptr; }
 
   // Scalars on the device: the mean loss, and with ranks whether one of them was asked to stop, and
@@ -37,8 +37,8 @@ class StepGradient {
   // Leaves the gradients of the parameters that this process updates. `stop`, `save`: what this
   // rank was asked for.
   Step compute(int64_t step, bool stop, bool save);
-  // Of the first `time` tokens of the first `sequences` sequences of the step, in this process.
-  // Returns the mean loss.
+  // Leaves the gradients for the first `time` tokens of the first `sequences` sequences of the
+  // step, in this process. Returns the mean loss.
   at::Tensor compute_part(int64_t step, int64_t sequences, int64_t time);
 
  private:

@@ -189,7 +189,7 @@ class Saving {
  public:
   explicit Saving(int64_t every) : every_(every) {}
   bool due(int64_t step) const { return every_ > 0 ? step % every_ == 0 : Clock::now() >= next_; }
-  // The same, said once only. Ranks have clocks of their own, so rank 0 asks the others to save.
+  // True once per checkpoint that is due by time. Clocks differ, so rank 0 asks the others to save.
   bool ask(int64_t step) {
     const bool now = every_ == 0 && !asked_ && due(step);
     asked_ = asked_ || now;
@@ -318,8 +318,8 @@ run::Outcome train_steps(Run& run) {
           .evaluation_and_saving_seconds = paused};
 }
 
-// What the lines of metrics.jsonl tell of the whole run: earlier processes may have written most of
-// them.
+// Adds measurements of the whole run from the lines of metrics.jsonl: earlier processes may have
+// written most of them.
 void add_measured(run::Outcome& outcome, const std::vector<run::TrainingLine>& lines) {
   std::vector<double> rates;
   for (const run::TrainingLine& line : lines) {
@@ -410,7 +410,7 @@ run::Outcome read_outcome(const run::Folder& folder) try {
 
 }  // namespace
 
-// What must be the same on all ranks before anything is written.
+// Facts that must be the same on all ranks before anything is written.
 std::map<std::string, std::string> facts_of(const RunConfig& config, const TrainOptions& options) {
   const run::Folder folder{options.run};
   const auto newest = newest_checkpoint(folder);

@@ -1,4 +1,4 @@
-// What `assay list`, `assay describe` and `assay doctor` say.
+// Output of `assay list`, `assay describe` and `assay doctor`.
 #include <nlohmann/json.hpp>
 #include <sstream>
 

@@ -1,4 +1,4 @@
-// What a user sees while a run is checked or trained, and after it.
+// Output that a user sees while a run is checked or trained, and after it.
 #include <chrono>
 #include <nlohmann/json.hpp>
 

@@ -26,8 +26,8 @@ const std::string kContext = kSettings + kCuts + kLayers + "--set model.rwkv7.nu
 const std::string kLong =
     "--set train.steps=1000000 --set train.checkpoint_every=5 --set train.batch_size=3 ";
 
-// What must not depend on the number of ranks: weights, moments, losses by document, states and
-// metrics without times and memory.
+// Results that must not depend on the number of ranks: weights, moments, losses by document, states
+// and metrics without times and memory.
 std::map<std::string, std::string> results(const fs::path& run) {
   std::map<std::string, std::string> out;
   for (const auto& [path, hash] : contents(run))

@@ -1,5 +1,5 @@
 #pragma once
-// What runs and studies must leave the same, whatever happened while they were made.
+// Files that runs and studies must leave the same, whatever happened while they were made.
 #include <nlohmann/json.hpp>
 #include <sstream>
 

@@ -28,8 +28,8 @@ std::vector<int> checkpoint_steps(const fs::path& run) {
   return steps;
 }
 
-// What must not depend on how the run got there: weights, moments, losses by document, metrics
-// without their times.
+// Results that must not depend on interruptions of the run: weights, moments, losses by document,
+// metrics without their times.
 std::map<std::string, std::string> results(const fs::path& run) {
   std::map<std::string, std::string> out;
   for (const auto& [path, hash] : contents(run))

@@ -20,7 +20,7 @@ std::string find_program(const std::string& name) {
   return "";
 }
 
-// What a shell command writes to standard output.
+// Standard output of a shell command.
 std::string output_of(const std::string& command) {
   std::string out;
   std::FILE* pipe = ::popen(command.c_str(), "r");

@@ -1,5 +1,5 @@
 #pragma once
-// What the tests of the data layer share: a folder that goes away, golden files, error messages.
+// Helpers for the tests of the data layer: a temporary folder, golden files, error messages.
 #include <gtest/gtest.h>
 #include <unistd.h>
 

@@ -17,7 +17,7 @@ namespace {
 
 struct Golden {
   std::string name;
-  // What another float64 implementation reached against the reference in float32
+  // Errors of another float64 implementation against the reference in float32
   double logits;
   double gradients;
   double training;

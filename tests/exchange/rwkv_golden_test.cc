@@ -125,8 +125,8 @@ TEST_P(RwkvGolden, TheWayBack) {
   EXPECT_EQ(back.size(), m->parameters().size());
 }
 
-// What RWKV-LM wrote, byte by byte under its names; of its tensors block 0 never reads v0,
-// v1 and v2.
+// An export holds the tensors that RWKV-LM wrote, bitwise equal and under the same names. It may
+// omit v0, v1 and v2 of block 0, which the model never reads.
 TEST_P(RwkvGolden, ExportsWhatItImported) {
   const fs::path out = folder.string() + "_out";
   fs::remove_all(out);

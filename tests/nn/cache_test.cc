@@ -1,5 +1,5 @@
-// What grows in a state: the same as concatenation, without copying the past at every token, and
-// apart from its copies.
+// Tensors of a state that grow: they equal concatenation, do not copy the past at every token, and
+// are independent of their copies.
 #include "nn/cache.h"
 
 #include <torch/torch.h>

@@ -16,7 +16,7 @@ constexpr int64_t kModel = 48;
 constexpr int64_t kTime = 64;
 constexpr int64_t kSlices = 4;
 
-// Of Σ c ⊙ y.
+// Output of the mixer, and gradients of Σ c ⊙ y.
 struct Results {
   at::Tensor y;
   at::Tensor dx;

@@ -54,8 +54,8 @@ TEST(Example, TrainsAndIsScored) {
         << domain << ", trained to " << done.final_loss;
 }
 
-// What `assay score` and `assay generate` do: the log-probabilities of a whole text are those of
-// its tokens, one by one.
+// `assay score` and `assay generate` agree: the log-probabilities of a whole text are those of its
+// tokens, one by one.
 TEST(Example, DecodesAsItScores) {
   const auto model =
       random_model("[model]\nvocab_size = 40\nd_model = 24\npattern = ['decay_attention']\n");

@@ -132,7 +132,7 @@ TEST(Sample, EqualsSamplingFromAFullSort) {
     }
 }
 
-// The same draws with the whole sequence run again for every token.
+// Greedy tokens of the model if the whole sequence is run again for every token.
 std::vector<int64_t> without_state(LanguageModel& model, const at::Tensor& prompt, int64_t count) {
   const at::NoGradGuard no_grad;
   at::Tensor tokens = prompt;

@@ -149,8 +149,8 @@ TEST(AttentionConstants, EndWithTheirTable) {
       << "it grows as it did, but for `position`";
 }
 
-// What is said of a long sequence is what a run of that length leaves, for every mixer: caches,
-// chunk means, windows.
+// state_bytes() of a long sequence equals the state that a run of that length leaves, for every
+// mixer: caches, chunk means, windows.
 TEST(StateBytes, AreThoseOfARun) {
   constexpr int64_t length = 3227;
   for (const std::string& mixer : mixers().names())

@@ -27,7 +27,7 @@ struct MixerForms : testing::TestWithParam<MixerExample> {
     }
     return at::cat(y, 1);
   }
-  // Of Σ c ⊙ y: by x, then by each parameter.
+  // Gradients of Σ c ⊙ y: by x, then by each parameter.
   std::vector<at::Tensor> gradients(int64_t piece) {
     std::vector<at::Tensor> inputs = {x.requires_grad_()};
     for (const at::Tensor& parameter : mixer->parameters()) inputs.push_back(parameter);
@@ -39,7 +39,7 @@ struct MixerForms : testing::TestWithParam<MixerExample> {
   at::Tensor x;
 };
 
-// What to look for where the forms of a mixer differ.
+// Advice for a failure in which the forms of a mixer differ.
 constexpr const char* kAdvice =
     "\nDoes the mixer read later positions, "
     "or does its state lack something that later pieces need?";

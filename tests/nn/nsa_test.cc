@@ -202,7 +202,7 @@ TEST(NativeSparseAttention, EqualsItsDefinition) {
   }
 }
 
-// Of Σ c ⊙ y along random directions. The choice is constant around almost every point.
+// Slopes of Σ c ⊙ y along random directions. The choice is constant around almost every point.
 TEST(NativeSparseAttention, GradientEqualsDifferences) {
   for (const Shape& shape : kShapes) {
     SCOPED_TRACE(shape.toml());

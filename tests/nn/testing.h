@@ -1,5 +1,5 @@
 #pragma once
-// What the tests of nn share. Include <torch/torch.h> first.
+// Helpers for the tests of nn. Include <torch/torch.h> first.
 #include <ATen/CPUGeneratorImpl.h>
 #include <gtest/gtest.h>
 
@@ -26,7 +26,7 @@ inline at::Generator generator(const std::string& name) {
 inline std::shared_ptr<LanguageModel> make_model(const std::string& toml) {
   return std::make_shared<LanguageModel>(ModelSpec::read(ConfigNode::parse(toml).child("model")));
 }
-// The same with random weights, in float64.
+// make_model() with random weights, in float64.
 inline std::shared_ptr<LanguageModel> random_model(const std::string& toml, uint64_t seed = 1) {
   auto model = make_model(toml);
   model->initialise(seed);

@@ -197,7 +197,7 @@ TEST_F(SchedulerTest, PromptsThatAreReadTogetherHaveTheSameAnswers) {
     EXPECT_NEAR(alone[3]->prompts[0][i].logprob, -losses[0][int64_t(i)].item<float>(), 1e-4) << i;
 }
 
-// The same on a GPU, in the precision of serving.
+// SchedulerTest on a GPU, in the precision of serving.
 struct SchedulerCudaTest : SchedulerTest {
   void SetUp() override {
     if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";

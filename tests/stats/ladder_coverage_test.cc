@@ -1,4 +1,4 @@
-// What docs/statistics.md quotes. The tables are printed:
+// Simulations whose results docs/statistics.md quotes. This command prints the tables:
 //   build/test_stats --gtest_filter='LadderCoverage*:LadderBias*:EstimatorsCompared*:Prediction*'
 #include "ladder_coverage.h"
 

@@ -176,7 +176,7 @@ TEST(Ladder, ImmatureReferenceGivesNoVerdict) {
   EXPECT_TRUE(contains(only(never).reason, "Train the reference and the contender to about"));
 }
 
-// The same reference is as immature when its last doubling of the tokens is divided.
+// The reference of the previous test stays immature when rungs divide its last doubling of tokens.
 TEST(Ladder, AdditionalRungsDoNotMakeAReferenceMature) {
   auto ladder = straight_ladder();
   const double tokens[] = {40e6, 53e6, 64e6, 80e6};

@@ -21,10 +21,10 @@ struct Setting {
   double effect = 0.1;
   // The architecture's pre-training loss lies this much above the reference's
   double speed = 0.02;
-  // Of a run's OOD loss, half of its variance common to the domains
+  // Standard deviation of a run's OOD loss, half of its variance common to the domains
   double seed_spread = 0.02;
   double seed_loss = 0.01;  // of a run's pre-training loss
-  // Of every evaluation, in the pre-training loss and in every domain's OOD loss
+  // Noise of every evaluation, in the pre-training loss and in every domain's OOD loss
   double noise = 0.01;
   double document_spread = 0.5;      // between documents, the same for all runs
   double architecture_document = 0;  // by how much Δ varies from document to document

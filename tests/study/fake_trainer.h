@@ -11,7 +11,7 @@
 
 namespace assay::study {
 
-// What the script does is decided by FAKE:
+// The environment variable FAKE decides what the script does:
 //   ""                trains
 //   kill              leaves a checkpoint and dies by SIGKILL unless resumed
 //   kill-always       does so each time

@@ -1,4 +1,4 @@
-// What the runner finds and leaves in the folder of a run.
+// Content of a run's folder as the runner finds it and leaves it.
 #include "study/run_folder.h"
 
 #include "data/folder.h"

@@ -1,5 +1,5 @@
-// What saving and pruning of checkpoints leave in the folder of a run. Ranks that write together
-// write the bytes of one process.
+// Files that saving and pruning of checkpoints leave in the folder of a run. Ranks that write
+// together write the bytes of one process.
 #include "train/checkpoint.h"
 
 #include <torch/torch.h>

@@ -51,7 +51,7 @@ struct RwkvChannelMix final : Mixer {
     return gated ? r_proj->forward(shifted[1]).sigmoid() * y : y;
   }
 
-  // What the token before gets, from the parameter and back.
+  // Converts the parameter to the weights of the previous token, and these back to the parameter.
   static at::Tensor of_previous(const at::Tensor& weights) {
     return version == 5 ? 1 - weights : weights;
   }

@@ -132,7 +132,7 @@ struct Attention final : ProjectedMixer {
   std::vector<at::Tensor> without_gate(const at::Tensor& projected) const {
     return config.gate == "none" ? std::vector{projected} : ops::split(projected, columns);
   }
-  // Of the output y [..., H D] of attention.
+  // Output of the mixer from the output y [..., H D] of attention: the gate, if any, and out_proj.
   at::Tensor output(const at::Tensor& y, const std::vector<at::Tensor>& part) const {
     if (config.gate == "none") return out_proj->forward(y);
     const at::Tensor gate = part[1].sigmoid();
@@ -187,7 +187,7 @@ struct Attention final : ProjectedMixer {
     if (!config.qk_norm) return 1 / std::sqrt(double(config.head_dim));
     return scale.defined() ? 1 : 1 / config.temperature;
   }
-  // Of queries of unit length, [H]; none without QK-norm.
+  // Scale of queries of unit length, [H]; no value without QK-norm.
   std::optional<at::Tensor> norm_scale(const at::TensorOptions& options) const {
     if (!config.qk_norm) return {};
     return scale.defined() ? scale : at::ones({config.num_heads}, options);

@@ -116,7 +116,7 @@ struct Top1 : ProjectedMixer {
     return out_proj->forward(out.flatten(2).squeeze(0));
   }
   virtual at::Tensor read(const Projected& projected, State& state) = 0;  // → [B, T, H, D]
-  // The same for the new tokens [1, B, heads, D] of a step with State::caches → [B, H D]
+  // read() for the new tokens [1, B, heads, D] of a step with State::caches → [B, H D]
   virtual at::Tensor decode(const Projected&, State&) { fail<Error>("top1: no decode()"); }
   std::pair<at::Tensor, at::Tensor> angles(const at::Tensor& x, State& state) const {
     return rotary.angles_of_step(x, state);
@@ -159,7 +159,7 @@ struct Top1Element final : Top1 {
     return std::get<0>(ops::top1_element(q, k, v, softmax_scale));
   }
 
-  // Of the one position that is read
+  // One-hot weights: 1 at the position that is read, 0 elsewhere
   at::Tensor attention_weights(const at::Tensor& x) const override {
     State none;
     const auto [q, k, v, softmax_scale] = place_with_past(qkv->forward(x), none);
@@ -244,8 +244,8 @@ struct Top1Chunk final : Top1 {
         .flatten(1);
   }
 
-  // Of the chunks full so far, those that this piece filled joining the state; none where nobody
-  // reads them later.
+  // Summaries of the chunks that are full; those that this piece filled are appended to the state.
+  // No value if nothing reads them later.
   std::optional<at::Tensor> summaries(const at::Tensor& k, State& state) const {
     const int64_t known = length_of(state, kSummaries);
     const int64_t full = k.size(1) / config.chunk_size;
