@@ -1,6 +1,6 @@
 #pragma once
-// What the benchmarks of CUDA kernels share: random data, medians of event timings, and the limits
-// of the machine.
+// Code shared by the benchmarks of CUDA kernels: random data, medians of event timings, and the
+// limits of the machine.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -78,7 +78,7 @@ inline double median_ms(const std::function<void()>& call) {
   return times[15];
 }
 
-// What the GPU can do. The program ends with a message if there is none.
+// The peak rates of the GPU. The program ends with a message if there is none.
 struct Machine {
   // the last two by the clock
   double bytes_per_ms;

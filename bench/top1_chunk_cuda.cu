@@ -67,7 +67,7 @@ void attention(const Machine& machine, Selection selection, int64_t B, int64_t T
               cuda::workspace_bytes(q) * 1e-6);
   const double numbers = double(B) * T * H * D;
   const double read = 1.5 * B * T * H * C;
-  const double pairs = 0.5 * B * H * T * (T / C - 1);  // of a query and a candidate
+  const double pairs = 0.5 * B * H * T * (T / C - 1);  // pairs of a query and a candidate
   const double scored =
       selection == Selection::exact ? pairs * C : double(B) * H * T * p.shortlist * C;
   const double scores = scored + (selection == Selection::exact ? 0 : pairs * (1 + p.rank));
@@ -88,8 +88,8 @@ void attention(const Machine& machine, Selection selection, int64_t B, int64_t T
   row("forward + backward", both_ms, forward_floor + backward_floor);
 }
 
-// What rounding leaves of each chunk's mean, and the rounded mean: rows 0 and 1 of its summary. A
-// block a chunk.
+// The rounding error of each chunk's mean and the rounded mean: rows 0 and 1 of its summary. There
+// is one block per chunk.
 __global__ void mean_parts(View k, View summaries, int chunk, int heads, int width, int rank) {
   const int chunks = int(summaries.batch_stride / summaries.time_stride);
   const int b = blockIdx.x / chunks;

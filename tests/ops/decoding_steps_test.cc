@@ -19,7 +19,7 @@ at::Tensor unit(at::IntArrayRef shape) {
 }
 at::Tensor decay(at::IntArrayRef shape) { return -at::rand(shape, at::kDouble).square(); }
 
-// Of a matrix a head; q and k may have fewer heads.
+// Sizes of an operator with a matrix per head; q and k may have fewer heads.
 struct Heads {
   int64_t batch;
   int64_t heads;
@@ -33,7 +33,7 @@ Named attention(const Heads& s, int64_t T, const std::string& query = "q") {
           {"v", normal({s.batch, T, s.heads, s.value_dim})},
           {"initial_state", normal({s.batch, s.heads, s.key_dim, s.value_dim})}};
 }
-// Of a vector a channel.
+// Sizes of an operator with a vector per channel.
 struct Channels {
   int64_t batch;
   int64_t channels;

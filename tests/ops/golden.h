@@ -13,7 +13,7 @@ inline std::filesystem::path golden_file(const std::string& name) {
   return golden_folder() / (name + ".safetensors");
 }
 
-// The same numbers, contiguous, three numbers into their memory: not at a multiple of 16 bytes.
+// A contiguous copy of x that begins three numbers into its memory, not at a multiple of 16 bytes.
 inline at::Tensor misaligned(const at::Tensor& x) {
   return at::cat({at::zeros({3}, x.options()), x.flatten()}).slice(0, 3).view(x.sizes());
 }

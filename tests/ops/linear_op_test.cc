@@ -177,7 +177,7 @@ const std::vector<std::pair<int64_t, int64_t>> kCudaShapes = {
 Product on_cuda(const Product& p) {
   return {p.x.to(at::kCUDA), p.weight.to(at::kCUDA), p.bias.to(at::kCUDA)};
 }
-// What is freed here is the memory of the next result of this size.
+// Frees memory that holds NaN. The next result of this size is in this memory.
 void poison(int64_t rows, int64_t out) {
   at::full({rows, out}, NAN, at::TensorOptions().device(at::kCUDA).dtype(at::kBFloat16));
 }
@@ -272,7 +272,7 @@ struct NormedProduct {
   std::pair<at::Tensor, at::Tensor> operator()(const char* activation, bool at_rest = false) const {
     return norm_linear(x, y, norm_weight, 1e-5, weight, bias, activation, at_rest);
   }
-  // The same by two operators.
+  // The results of the two operators that norm_linear joins.
   std::pair<at::Tensor, at::Tensor> separately(const std::string& activation) const {
     const auto [sum, normed] = y.defined() ? add_norm(x, y, norm_weight, std::nullopt, 1e-5)
                                            : std::pair(x, rms_norm(x, norm_weight, 1e-5));

@@ -1,5 +1,5 @@
-// What every operator with a state says of input that it cannot take, and does with input that
-// is merely odd.
+// Errors of every operator with a state for input that it cannot take, and its results for input
+// that is only unusual.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 

@@ -1,5 +1,5 @@
 #pragma once
-// What every operator with a state must hold, as functions that a test calls with the operator, its
+// Properties of every operator with a state, as functions that a test calls with the operator, its
 // arguments by name and, for the comparison, its naive twin.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -95,7 +95,7 @@ inline void expect_equal_to_twin(const Operator& op, const Operator& twin, const
     expect_close(gradients(arguments, out, w, s), gradients(exact, expected, w, s), tolerance);
 }
 
-// The same on a GPU, where there is one, in every precision or in bf16 alone.
+// expect_equal_to_twin on a GPU, where there is one, in every precision or in bf16 alone.
 inline void expect_equal_to_twin_on_cuda(const Operator& op, const Operator& twin,
                                          const Named& given, bool only_bf16 = false) {
   if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
@@ -227,7 +227,7 @@ inline void expect_equal_to_golden(const std::string& name, const Operator& op,
   }
 }
 
-// What the operator says about bad arguments; "no error" when it takes them.
+// The error message of the operator for bad arguments; "no error" when it takes them.
 inline std::string message_of(const Operator& op, const Named& arguments) {
   try {
     op(arguments);

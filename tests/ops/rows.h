@@ -21,7 +21,7 @@ inline void expect_rows(const at::Tensor& a, const at::Tensor& b, at::ScalarType
   EXPECT_LE(error, tolerance(dtype)) << what;
 }
 
-// The same, but rows of less than the mean length count as rows of this length: a sum of a row that
+// As expect_rows, but rows of less than the mean length count as rows of this length: a sum that
 // is nearly 0 has the absolute error of its terms.
 inline void expect_summed_rows(const at::Tensor& a, const at::Tensor& b, at::ScalarType dtype,
                                const std::string& what) {

@@ -61,7 +61,7 @@ Arguments random_arguments(int64_t batch, int64_t time, int64_t channels, int64_
   return a;
 }
 
-// The same with A [B, T, N], read from the token.
+// The arguments with A [B, T, N], read from the token.
 Arguments with_token_decay(Arguments a) {
   at::Tensor like = a.B.detach().squeeze(2).to(a.A.scalar_type());
   a.A = (-at::rand_like(like) - 0.1).requires_grad_();
@@ -157,7 +157,7 @@ TEST(SelectiveScanOp, WithTheTokensDecayOnCudaEqualsItsReference) {
     }
 }
 
-// What a GPU computes for float64 and for states that its kernel does not take.
+// A GPU takes this path for float64 and for sizes of the state that its kernel does not take.
 TEST(SelectiveScanOp, ComposedOfPrefixesEqualsItsReference) {
   for (const auto& [groups, N] : {std::pair{1, 5}, {2, 70}}) {
     SCOPED_TRACE(testing::Message() << "G " << groups << " N " << N << " seed 7");

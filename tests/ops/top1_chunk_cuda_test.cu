@@ -27,7 +27,7 @@ struct Case {
   // popular: most queries choose the first chunk
   bool forced = false;
   bool popular = false;
-  // of all chunks: the choice is Exact's, but for rounding
+  // a shortlist of all chunks: the choice is Exact's, but for rounding
   int64_t shortlist = 0;
   int64_t rank = 0;
 };

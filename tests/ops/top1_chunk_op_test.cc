@@ -349,7 +349,7 @@ TEST(Top1ChunkOp, StepsOnCudaOfManySequencesEqualTheReference) {
         expect_steps_equal_reference(shape, {16, 8, selection, 3}, dtype, tolerance, at::kCUDA);
 }
 
-// With top_k = shortlist the choice is the list. Of 100 chunks, the CUDA kernel of whole sequences
+// With top_k = shortlist the choice is the list. For 100 chunks, the CUDA kernel of whole sequences
 // lists 0.02 fewer of the 16 best on average, and rounding moves the end of some lists. It refuses
 // 32, which the steps' kernel takes.
 void expect_best_of_many_listed(at::ScalarType dtype, at::Device device) {

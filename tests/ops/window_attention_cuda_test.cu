@@ -17,7 +17,7 @@ struct Case {
   int64_t head_dim;
   int64_t window;
   bool alibi = false;
-  double scale = 10;  // of queries and keys of length 1
+  double scale = 10;  // for queries and keys of length 1
   int64_t margin = 0;
 };
 

@@ -34,7 +34,7 @@ void wait_and_delete(at::cuda::CUDAGraph* graph) try {
   const auto pool = graph->pool();
   delete graph;
   c10::cuda::CUDACachingAllocator::emptyCache(pool);
-} catch (const std::exception&) {  // of an earlier failure of the device
+} catch (const std::exception&) {  // an earlier failure of the device
 }
 }  // namespace
 #endif

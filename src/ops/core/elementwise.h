@@ -10,7 +10,7 @@ namespace assay::ops {
 
 template <class F>
 struct Elementwise {
-  DType dtype;    // of all; computed in f64 when it is f64, else in f32
+  DType dtype;    // dtype of all tensors; computed in f64 when it is f64, else in f32
   int64_t size;   // any
   const void* x;  // in
   void* y;        // out; backward: not touched

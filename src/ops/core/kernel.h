@@ -1,5 +1,5 @@
 #pragma once
-// What every kernel takes: raw memory with its strides, a stream (CUDA) or a pool (CPU). No torch.
+// Arguments of all kernels: raw memory with its strides, a stream (CUDA) or a pool (CPU). No torch.
 #include <cstddef>
 #include <cstdint>
 #include <functional>

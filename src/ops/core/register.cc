@@ -58,7 +58,7 @@ struct Call : torch::CustomClassHolder {
   c10::OperatorHandle op;
   Stack arguments;  // those that hold tensors are empty
   std::vector<std::string> constant_results;
-  std::vector<size_t> positions;  // of the tensors among the arguments
+  std::vector<size_t> positions;  // indices of the tensors among the arguments
 
   Stack with(at::TensorList tensors) const {
     Stack values = arguments;

@@ -55,20 +55,20 @@ struct RowwiseFormula {
 };
 template <class F>
 constexpr int kParameterGradients = F::kParameters + F::kExtraGradients;
-// Of an array that may have no element.
+// The size of an array that may have no element: C++ has no array of size 0.
 template <int kCount>
 constexpr int kAtLeastOne = kCount > 0 ? kCount : 1;
 
 template <class F>
 struct Rowwise {
-  DType dtype;  // of inputs and outputs. "real": f64 when dtype is f64, else f32
+  DType dtype;  // dtype of inputs and outputs. "real": f64 when dtype is f64, else f32
   // any; a row has groups · width numbers
   int64_t rows;
   int64_t groups;
   int64_t width;
   double eps;
   const void* in[F::kInputs];                           // in  [rows, groups, width]
-  int64_t row_stride[F::kInputs];                       // of in, in elements
+  int64_t row_stride[F::kInputs];                       // from row to row, in elements
   const void* parameters;                               // in  [kParameters, groups, width] real
   const void* statistics[kAtLeastOne<F::kStatistics>];  // in  [rows, groups] real
   void* out[F::kOutputs];  // out [rows, groups, width]; backward: not touched
@@ -78,7 +78,7 @@ struct RowwiseBackward {
   Rowwise<F> forward;
   const void* dout[F::kOutputs];   // in  [rows, groups, width], dtypes of the outputs
   void* din[F::kInputs];           // out [rows, groups, width]
-  int64_t din_stride[F::kInputs];  // of rows of din, in elements
+  int64_t din_stride[F::kInputs];  // from row to row, in elements
   // out [kParameterGradients, groups, width] real; the order of their sums depends on the sizes
   // and the device
   void* dparameters;
@@ -93,7 +93,7 @@ template <class F>
 void rowwise(const RowwiseBackward<F>&, void* workspace, const ParallelFor&);
 }  // namespace cpu
 namespace cuda {
-constexpr int64_t kMaxRowwiseThreads = 512;  // of a part, each with 16 bytes or one element
+constexpr int64_t kMaxRowwiseThreads = 512;  // threads per part, each with 16 bytes or one element
 template <class F>
 size_t workspace_bytes(const RowwiseBackward<F>&);
 template <class F>

@@ -105,7 +105,7 @@ struct RowwiseFunction : torch::autograd::Function<RowwiseFunction<F>> {
           const at::Tensor scratch = workspace(cuda::workspace_bytes(bwd), device);
           cuda::rowwise(bwd, scratch.data_ptr(), stream);
         });
-    din.insert(din.end(), {at::Tensor(), at::Tensor()});  // of eps and groups
+    din.insert(din.end(), {at::Tensor(), at::Tensor()});  // eps and groups have no gradient
     return din;
   }
 };

@@ -80,7 +80,7 @@ class PackedGradient : public torch::CustomClassHolder {
   static inline std::mutex mutex;
   static inline std::map<const c10::StorageImpl*, PackedGradient*> known;
 
-  // of the tensor, in elements
+  // width and offset of the tensor, in elements
   int64_t width_;
   int64_t offset_;
   std::vector<int64_t> sizes_;

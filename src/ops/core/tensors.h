@@ -24,8 +24,8 @@ void check_shape(const char* op, const char* argument, const at::Tensor& tensor,
 // where sequences are bfloat16.
 void check_like(const char* op, const char* argument, const at::Tensor& tensor,
                 const char* like_name, const at::Tensor& like);
-// Of attention: q [B, T, H, D]; k, v [B, S, Hk, D], S ≥ T, Hk divides H; float64, float32 or
-// bfloat16 on one device.
+// Checks q [B, T, H, D] and k, v [B, S, Hk, D] of attention: S ≥ T, Hk divides H; float64, float32
+// or bfloat16 on one device.
 void check_attention(const char* op, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
 
 // The dtype that a kernel computes sequences in: what the defined ones promote to;

@@ -13,7 +13,7 @@
   void kernel(const Call& call, const ParallelFor& parallel) { \
     HWY_DYNAMIC_DISPATCH(function)(call, parallel);            \
   }
-// The same with a workspace.
+// As ASSAY_CPU_KERNEL, with a workspace.
 #define ASSAY_CPU_WORKSPACE_KERNEL(kernel, function, Call)                      \
   HWY_EXPORT(function);                                                         \
   void kernel(const Call& call, void* workspace, const ParallelFor& parallel) { \

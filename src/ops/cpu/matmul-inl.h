@@ -12,8 +12,8 @@
 HWY_BEFORE_NAMESPACE();
 namespace assay::ops::HWY_NAMESPACE {
 
-// What the words of a product are, and how it adds the product of two of them to a sum.
-// Words of one number.
+// The kinds of words in a product. Each defines how the product of two words is added to a sum.
+// Here a word is one number.
 template <class R>
 struct OfNumbers {
   using Number = R;
@@ -29,7 +29,7 @@ struct OfBf16 {
   }
 };
 #if HWY_TARGET <= HWY_AVX3
-// The same with AVX-512 BF16, for which this version of Highway has no function. The instruction
+// As OfBf16, with AVX-512 BF16, for which this version of Highway has no function. The instruction
 // takes denormal numbers for 0.
 struct OfBf16Pairs : OfBf16 {
   static HWY_INLINE Vec<float> add(Vec<float> a, Vec<float> b, Vec<float> sum) {

@@ -184,7 +184,7 @@ inline uint16_t round_to_bf16(float x) {  // to nearest, ties to even
   if (x != x) return static_cast<uint16_t>(bits >> 16 | 0x40);
   return static_cast<uint16_t>((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
 }
-// The same for vectors; the bits are the lower half of each lane.
+// round_to_bf16 for vectors; the bits are the lower half of each lane.
 HWY_INLINE hn::Vec<hn::RebindToUnsigned<Lanes<float>>> bf16_bits(Vec<float> x) {
   const hn::RebindToUnsigned<Lanes<float>> d32;
   const auto bits = hn::BitCast(d32, x);

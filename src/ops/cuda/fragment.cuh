@@ -111,8 +111,8 @@ __device__ void store_sums(Tile tile, int row, int vector, const float (&c)[N][4
   }
 }
 
-// The same, and then from the tile to global memory, 16 bytes per lane. rows: where columns of the
-// lane's rows begin, lane / 4 and + 8; a null row is not written.
+// As store_sums; then the tile's rows go to global memory, 16 bytes per lane. rows: where columns
+// of the lane's rows begin, lane / 4 and lane / 4 + 8; a null row is not written.
 template <int N, class Tile>
 __device__ void store_lane_rows(Tile tile, int row, int vector, const float (&c)[N][4],
                                 bf16* const (&rows)[2]) {

@@ -25,7 +25,7 @@ __device__ T butterfly(T x, F f) {
   for (int step = kFirst; step < kEnd; step *= 2) x = f(x, __shfl_xor_sync(~0u, x, step));
   return x;
 }
-// The same for several numbers; their shuffles are interleaved.
+// butterfly for sums of several numbers, whose shuffles are interleaved.
 template <int kFirst, int kEnd, int N>
 __device__ void butterfly_sum(float (&x)[N]) {
 #pragma unroll
@@ -48,7 +48,7 @@ __device__ T group_reduce(T x, F f) {
   for (int step = kLanes / 2; step > 0; step /= 2) x = f(x, __shfl_xor_sync(~0u, x, step));
   return x;
 }
-// The same for a number of lanes that is not known when the kernel is compiled.
+// group_reduce for a sum over a number of lanes that is not known when the kernel is compiled.
 template <class T>
 __device__ T group_sum(T x, int lanes) {
   for (int step = lanes / 2; step > 0; step /= 2) x += __shfl_xor_sync(~0u, x, step);

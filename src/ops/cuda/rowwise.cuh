@@ -1,6 +1,6 @@
 #pragma once
 // Row-wise operators on CUDA. A thread has a vector of 16 bytes of a part of a row: a part of up to
-// 32 vectors belongs to lanes of one warp, a longer one to a block. Of operators with kLongParts,
+// 32 vectors belongs to lanes of one warp, a longer one to a block. In operators with kLongParts,
 // parts of 33 to 192 vectors belong to lanes of one warp too, with several vectors per lane.
 // cuda.cu of an operator instantiates the three functions for its struct.
 #include "ops/core/rowwise.h"
@@ -222,8 +222,8 @@ __global__ void __launch_bounds__(kMaxRowwiseThreads)
 // A block keeps its group. It has the rows start, …, start + slots − 1, one per slot of `lanes`
 // threads, then those `stride` further, and so on.
 constexpr int64_t kFewParts = 2 * 132;  // forward, fewer warps would not fill the device
-constexpr int kWarpPartThreads = 128;   // of a block
-constexpr int kWarpPartBlocks = 8;      // of an SM, at most
+constexpr int kWarpPartThreads = 128;   // threads per block
+constexpr int kWarpPartBlocks = 8;      // blocks per SM, at most
 
 template <class F, class T, int kSize, int kVectors, bool kBackward>
 struct WarpPart {

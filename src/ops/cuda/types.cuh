@@ -98,7 +98,7 @@ __device__ inline float load_scalar(const void* row, DType dtype, int64_t i) {
 template <int kCount>
 __device__ inline void load_vec(float (&x)[kCount], const void* row, DType dtype, int64_t first) {
   static_assert(kCount % 4 == 0);
-  constexpr int kWords = kCount % 8 == 0 ? 4 : 2;  // of one load
+  constexpr int kWords = kCount % 8 == 0 ? 4 : 2;  // words per load
   const bool half = dtype == DType::bf16;
   const auto* at = reinterpret_cast<const Vec<uint32_t, kWords>*>(static_cast<const char*>(row) +
                                                                   first * (half ? 2 : 4));

@@ -107,7 +107,7 @@ __device__ void wgmma(float (&c)[kTiles][4], uint64_t a, uint64_t b, bool keep =
                  : "l"(a), "l"(b), "r"(int(keep)), "n"(int(kTransposeA)), "n"(int(kTransposeB)));
   }
 }
-// The same with A, row-major, in registers.
+// As wgmma above, with A, row-major, in registers.
 template <int N, bool kTransposeB, int kFirst = 0, int kTiles>
 __device__ void wgmma(float (&c)[kTiles][4], const uint32_t (&a)[4], uint64_t b, bool keep = true) {
   static_assert(kFirst + N / 8 <= kTiles);

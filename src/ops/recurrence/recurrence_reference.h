@@ -1,6 +1,6 @@
 #pragma once
-// What the operators with a matrix as state share: checks of their arguments, heads, and the loop
-// of their references.
+// Code shared by the operators with a matrix as state: checks of their arguments, heads, and the
+// loop of their references.
 #include <ATen/core/Tensor.h>
 
 #include <functional>
@@ -12,14 +12,14 @@
 
 namespace assay::ops {
 
-// Of q, k [B, T, ·, K] and v [B, T, ·, V]; H is the largest number of heads among them.
+// Sizes of q, k [B, T, ·, K] and v [B, T, ·, V]; H is the largest number of heads among them.
 struct HeadShape {
   int64_t batch;
   int64_t time;
   int64_t heads;
   int64_t key_dim;
   int64_t value_dim;
-  const char* query;  // what the op calls q
+  const char* query;  // the op's name for q
 };
 
 // ValueError naming the argument unless the shapes fit, the heads of each divide H and `scale` is

@@ -24,8 +24,8 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
-constexpr int kParts = 8;    // of the keys of a row, at most: blocks of a cluster
-constexpr int kKeys = 256;   // of a part, at least
+constexpr int kParts = 8;    // parts of the keys of a row, at most: blocks of a cluster
+constexpr int kKeys = 256;   // keys for which a row has one more part
 constexpr int kColumns = 8;  // numbers of a lane
 constexpr int kUnroll = 4;   // keys of a group at a time: a tile
 template <class T>
@@ -146,7 +146,7 @@ __device__ float dot(const float (&query)[kColumns], const Packed<T>& key) {
   return group_reduce<kLanes>(sum, Plus{});
 }
 
-// What a warp has found in its keys, or a block in a part of them.
+// Partial softmax over the keys of a warp or of a part: `out` is the weighted sum of the values.
 template <int kWidth>
 struct Part {
   float most;
@@ -211,7 +211,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 3 : 2)
     return;
   }
   const int count = max(min((last + kKeys - 1) / kKeys, kParts), 1);
-  const int length = (last + count - 1) / count;  // of a part
+  const int length = (last + count - 1) / count;  // keys of a part
   const int64_t stride = p.kv_heads * D;
   const auto place_of = [&](int j) { return ((skipped + j) & ring_mask) * stride; };
 

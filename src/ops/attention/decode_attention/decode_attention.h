@@ -7,9 +7,9 @@
 
 namespace assay::ops {
 
-// What is done with the queries and keys of the new tokens, and with the scores.
+// Transformations of the queries and keys of the new tokens and of the scores; off by default.
 struct DecodeOptions {
-  double scale = 1;  // of scores
+  double scale = 1;  // factor of the scores
   // cos and sin of rotary positions, [positions, D/2] f32 each. D must be a multiple of 16.
   std::optional<at::Tensor> cos;
   std::optional<at::Tensor> sin;
@@ -29,7 +29,7 @@ at::Tensor decode_attention(const at::Tensor& q, const at::Tensor& k, const at::
                             const at::Tensor& positions, const at::Tensor& caches,
                             const DecodeOptions& options);
 
-// The same for rows of one length: keys, values [B, S, Hkv, D], each row contiguous and beginning
+// As above, for rows of one length: keys, values [B, S, Hkv, D], each row contiguous and beginning
 // at a multiple of 16 bytes. Their last step is that of the new token, which is at `position`.
 at::Tensor decode_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                             const at::Tensor& keys, const at::Tensor& values, int64_t position,

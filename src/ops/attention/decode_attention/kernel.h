@@ -15,7 +15,7 @@ namespace assay::ops {
 // A cache of a row is [≥ S_b, Hkv, D], contiguous and aligned to 16 bytes; with a window
 // [R, Hkv, D], R the least power of two that is W or more, and token j is at j mod R.
 struct DecodeAttention {
-  DType dtype;  // of q, k, v, the caches and out: f32 or bf16
+  DType dtype;  // dtype of q, k, v, the caches and out: f32 or bf16
   // B, H, Hkv, D; D: a multiple of 8 up to 256
   int64_t rows;
   int64_t heads;
@@ -26,7 +26,7 @@ struct DecodeAttention {
   const void* q;
   const void* k;
   const void* v;
-  // of their rows, in elements; the rest is contiguous
+  // strides from row to row, in elements; the rest is contiguous
   int64_t q_stride;
   int64_t k_stride;
   int64_t v_stride;

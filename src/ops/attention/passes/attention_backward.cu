@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(256)
   m.logsumexp[at] = t < time ? g.logsumexp[head * time + t] * kLog2e : INFINITY;
 }
 
-// What belongs to each query, of a lane's two rows or of its columns.
+// A statistic, logsumexp or delta, of each query: of the lane's two rows or of its columns.
 struct OfRows {
   float of[2];
   __device__ float at(int, int e) const { return of[e / 2]; }

@@ -47,7 +47,7 @@ struct AttentionGradients {
 // Scratch memory of a call.
 struct AttentionWorkspace {
   bf16* q = nullptr;           // q times the sign of the scale, unless that is 1
-  int64_t rows = 0;            // of a head below: T, padded to a multiple of 64
+  int64_t rows = 0;            // rows per head below: T, padded to a multiple of 64
   float* logsumexp = nullptr;  // [B, H, rows] in base 2, +inf past the last query: it adds nothing
   float* delta = nullptr;      // Σ_d dout · out
   AttentionWorkspace(const Attention& a, bool backward, WorkspaceArena& arena);

@@ -10,7 +10,7 @@ namespace assay::ops::cuda::attention {
 
 constexpr int kPartRows = 64;  // statistics of a query are padded to a multiple of this
 
-// What kernels take of an Attention.
+// The parameters of an Attention, in the types that the kernels compute with.
 struct Shape {
   int time;
   int keys;

@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kThreads, 4)
   const auto alone = [&](int head) {
     return head < p.heads ? row(p.q, head) : row(p.k, head - p.heads);
   };
-  // of both halves
+  // numbers of both halves of each head
   Packed x[kHeads][2];
   Packed normed[kHeads][2];
   Vec<R, kWidth> cos;

@@ -8,7 +8,7 @@
 namespace assay::ops {
 
 struct RotaryQk {
-  DType dtype;  // of qk, q, k. "real": f64 when dtype is f64, else f32
+  DType dtype;  // dtype of qk, q, k. "real": f64 when dtype is f64, else f32
   // q has `heads`, k has `kv_heads`
   int64_t batch;
   int64_t time;

@@ -1,5 +1,5 @@
-// What the forward and the backward of top-1 chunk attention on the CPU share. Compiled once
-// a Highway target.
+// Code shared by the forward and the backward of top-1 chunk attention on the CPU. Compiled once
+// per Highway target.
 #if defined(ASSAY_OPS_TOP1_CHUNK_CPU_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ASSAY_OPS_TOP1_CHUNK_CPU_INL_H_
 #undef ASSAY_OPS_TOP1_CHUNK_CPU_INL_H_

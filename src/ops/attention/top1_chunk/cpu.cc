@@ -29,7 +29,7 @@ struct Scratch {
   R* out;
   R* values;
   R* best;
-  // of the shortlist, as is
+  // for the shortlist alone, as are listed and next
   R* squares;
   R* gathered;
   R* cheap;

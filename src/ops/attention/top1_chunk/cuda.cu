@@ -13,14 +13,14 @@ using namespace top1;
 constexpr int64_t kMaxChunk = 256;
 constexpr int64_t kMaxChunks = 50000;
 constexpr int64_t kMaxRank = 7;
-// A list holds the 8 best of each of four groups: all of 32 chunks. Of more chunks, a longer list
+// A list holds the 8 best of each of four groups: all of 32 chunks. With more chunks, a list longer
 // than 16 would often lack some of the best.
 constexpr int64_t kMaxShortlist = 16;
 constexpr int64_t kListedChunks = 32;
 
 struct ForwardWorkspace {
   Lists lists;
-  int* finished;  // of attend()
+  int* finished;  // [B·Hk, chunks] scratch of attend()
   std::optional<SelectWorkspace> select;
   ForwardWorkspace(const Top1ChunkForward& p, WorkspaceArena& arena)
       : lists(p, arena), finished(arena.take<int>(p.batch * p.kv_heads * lists.chunks)) {

@@ -53,9 +53,9 @@ struct Lists {
   uint32_t* places;
   void* scratch;
   size_t scratch_bytes;
-  // Of `each` items per query, sorted in such runs.
+  // Lists of `each` items per query. A block of the sort takes `run` items.
   Lists(const Top1ChunkForward& p, WorkspaceArena& arena, int each, int run);
-  // Of queries.
+  // Lists of queries: one item per query.
   Lists(const Top1ChunkForward& p, WorkspaceArena& arena) : Lists(p, arena, 1, query_run(p)) {}
 
   // Where a chunk's list begins in the head's part of order.
@@ -95,15 +95,15 @@ inline int pair_slots(const Top1ChunkForward& p) {
 
 // Chooses: writes selected. cuda_select.cu; the shortlist: cuda_shortlist.cu
 struct SelectWorkspace {
-  // what queries are scored against, in the tiles that the scoring kernel takes: keys or summaries
+  // keys or summaries that queries are scored against, in the tiles that the scoring kernel takes
   bf16* columns;
   float* key_norm;   // [B·Hk, chunks]: the longest key
   float* previous;   // [B, H, T] the score of the rank before, when top_k > 1
   int* again;        // by block of Exact: whether all its queries are scored exactly; or null
-  int slots;         // of a query: the shortlist, padded to a power of two
+  int slots;         // slots per query: the shortlist, padded to a power of two
   uint16_t* listed;  // [B, H, T, slots] chunks, kNoChunk: none
   float* scores;     // [B, H, T, slots] exact scores of these, in base 2
-  Lists pairs;       // of query and chunk, slots for each query
+  Lists pairs;       // pairs of a query and a chunk, `slots` per query
   SelectWorkspace(const Top1ChunkForward& p, WorkspaceArena& arena);
 };
 void select_chunks(const Top1ChunkForward& p, const SelectWorkspace& scratch, Stream stream);
@@ -125,8 +125,8 @@ struct GradientWorkspace {
   int* finished;   // [B·Hk, chunks] keys of the chunk that its own queries have read
   GradientWorkspace(const Top1ChunkBackward& bwd, const Lists& lists, WorkspaceArena& arena);
 };
-// Of the chunks that lists says (chosen). own: also of each query's own chunk; writes dq, dk and dv
-// instead of adding to them.
+// Adds the gradients of the chunks in `lists` (chosen) to dq, dk and dv. own: includes those of
+// each query's own chunk, and writes dq, dk and dv instead of adding to them.
 void chunk_gradients(const Top1ChunkBackward& bwd, const GradientWorkspace& scratch,
                      const Lists& lists, bool own, bool chosen, Stream stream);
 }  // namespace assay::ops::cuda::top1

@@ -25,7 +25,7 @@ __device__ inline float exp2_by_polynomial(float s, float scale) {
 // relative to 2^top.
 template <bool kBounded>
 struct ChunkSum {
-  static constexpr int kPolynomials = 3;  // of 32 exponentials, if bounded, so many by polynomial
+  static constexpr int kPolynomials = 3;  // exponentials in 32 by polynomial, if bounded
   float sum[2][2] = {};
   float top[2] = {-INFINITY, -INFINITY};
   // Bounded: a tile all of whose columns count.
@@ -56,8 +56,8 @@ struct ChunkSum {
         sum[row][0] += counts(i) ? ex2_approx(score(i) - top[row]) : 0;
     }
   }
-  // What orders chunks, the whole sum or (not bounded) its log₂: even lanes that of row 0, odd
-  // lanes of row 1.
+  // The score of the chunk: the whole sum or, if not bounded, its log₂. Even lanes return that of
+  // row 0, odd lanes that of row 1.
   __device__ float finish() const {
     float total[2];
     float high[2];

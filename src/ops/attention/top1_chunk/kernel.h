@@ -28,7 +28,7 @@ namespace assay::ops {
 enum class Selection { exact, approx, shortlist };
 
 struct Top1ChunkForward {
-  // of q, k, v, out. "real" below: f64 when dtype is f64, else f32
+  // dtype of q, k, v, out. "real" below: f64 when dtype is f64, else f32
   DType dtype;
   // time ≥ 1; a last, partial chunk is read by its own queries only
   int64_t batch;
@@ -54,15 +54,15 @@ struct Top1ChunkForward {
   int64_t* selected;
   // positions of k, v before the first query: they have past + T, and query t is at past + t
   int64_t past = 0;
-  // of Selection::shortlist; shortlist ≥ 1, rank ≥ 0
+  // parameters of Selection::shortlist; shortlist ≥ 1, rank ≥ 0
   int64_t shortlist = 0;
   int64_t rank = 0;
   // Read where a function says so: in [B, full chunks, Hk, 1 + rank, D] real: μ_c, u_c1 …
   // u_c,rank. bf16: all in bf16, [B, full chunks, Hk, 2 + rank, D], what rounding leaves of μ_c
   // before the rounded one.
   View summaries;
-  // Of cuda::top1_chunk_step for sequences at positions of their own, which each have caches of
-  // their own. time is 1, all positions are `past` at most, and the data of k, v and summaries are
+  // Inputs of cuda::top1_chunk_step for sequences at positions of their own, with caches of their
+  // own. time is 1, all positions are `past` at most, and the data of k, v and summaries are
   // null; their strides are those of the caches.
   const int64_t* positions = nullptr;  // in [B] of the new tokens; −1: the row is not used
   // in [B, 2], for approx [B, 3]: the addresses of the keys, values and summaries of each row
@@ -90,7 +90,7 @@ size_t workspace_bytes(const Top1ChunkBackward&);
 void top1_chunk(const Top1ChunkForward&, void* workspace, const ParallelFor&);
 void top1_chunk(const Top1ChunkBackward&, void* workspace, const ParallelFor&);
 
-// The same forward for few queries with a long past (decoding): a query at a time, which reads the
+// The forward for few queries with a long past (decoding), one query at a time. A query reads the
 // summaries (exact: the keys before it) and the chunks chosen, and nothing else. Approx and the
 // shortlist read `summaries`.
 size_t step_workspace_bytes(const Top1ChunkForward&);
@@ -100,8 +100,8 @@ void top1_chunk_step(const Top1ChunkForward&, void* workspace, const ParallelFor
 // CUDA, sm_90a: enqueues on `stream` and returns, allocates nothing, gives the same
 // bits every time.
 // `workspace` is 256-byte aligned.
-// The shortlist is the one defined above but for two things, which the step below does not have:
-//   - Of the chunks c with the same ⌊(c mod 8) / 2⌋ only the 8 best can be listed. A list of more
+// The shortlist is the one defined above with two exceptions, which the step below does not have:
+//   - At most the 8 best of the chunks c with the same ⌊(c mod 8) / 2⌋ are listed. A list of more
 //     than 8 of more than 32 candidates may lack some of the best and have others in their place.
 //   - Cheap scores that agree in sign, exponent and the upper 23 − b bits of the mantissa are ties,
 //     with b the least number for which 2^b > ⌈T/C⌉.

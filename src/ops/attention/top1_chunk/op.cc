@@ -208,14 +208,14 @@ bool reads_summaries(const Inputs& in) {
   return in.path == Path::step || (in.q.is_cpu() && in.selection == Selection::shortlist);
 }
 
-// What chunk_summaries gave of k, as it would give them of keys in `dtype`.
+// The summaries that chunk_summaries returned for k, in the form that it has for keys in `dtype`.
 at::Tensor summaries_in(at::ScalarType dtype, const at::Tensor& summaries, const at::Tensor& k) {
   const bool parts = k.scalar_type() == at::kBFloat16;
   if (dtype == at::kBFloat16) return sequence(summaries, dtype);
   return sequence(parts ? joined_summaries(summaries) : summaries, real_dtype(dtype));
 }
 
-// What is no candidate of its query becomes −1.
+// `selected` with −1 in place of each chunk that is not a candidate of its query.
 at::Tensor candidates_of(const at::Tensor& selected, int64_t past, int64_t chunk_size) {
   const at::Tensor own =
       at::arange(past, past + selected.size(2), selected.options()).floor_divide(chunk_size);
@@ -270,7 +270,7 @@ namespace {
 
 constexpr const char* kDecode = "top1_chunk_decode";
 
-// Of rows of caches like those of a contiguous k [B, S, Hk, D].
+// Parameters of a decode step whose caches have rows like those of a contiguous k [B, S, Hk, D].
 Top1ChunkForward describe_decode(at::ScalarType dtype, at::IntArrayRef heads, int64_t head_dim,
                                  int64_t chunk_size, std::string_view selection, int64_t top_k,
                                  int64_t capacity) {

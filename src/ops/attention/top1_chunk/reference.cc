@@ -8,7 +8,7 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// What the choice goes by, in addition to the queries and keys [B, H, ·, D].
+// The parameters of the choice, in addition to the queries and keys [B, H, ·, D].
 struct Choice {
   std::string_view selection;
   int64_t chunk_size;

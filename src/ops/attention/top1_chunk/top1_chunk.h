@@ -55,13 +55,13 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> top1_chunk_reference(
     const std::optional<at::Tensor>& selected = {}, int64_t shortlist = 16, int64_t rank = 7,
     const std::optional<at::Tensor>& summaries = {});
 
-// Of each full chunk of k [B, S, Hk, D] its mean μ and `rank` axes u_i: [B, ⌊S / chunk_size⌋, Hk, 1
+// The mean μ and `rank` axes u_i of each full chunk of k [B, S, Hk, D]: [B, ⌊S / chunk_size⌋, Hk, 1
 // + rank, D] in float32 (float64 for float64), no gradient. With A = mean (k − μ)(k − μ)ᵀ, x_i = k
 // − μ at position ⌊i · chunk_size / rank⌋ of the chunk, and the columns of S A x_i at unit length:
 // Σ u_i u_iᵀ = A S (Sᵀ A S)⁻¹ Sᵀ A, Nyström's approximation of A from below after one step of the
 // power method; an axis that depends on those before it is 0.
-// Of bfloat16 keys in bfloat16, [B, …, Hk, 2 + rank, D]: μ less its rounded value, μ rounded, u_1,
-// …, so that a step can leave the first unread.
+// The summaries of bfloat16 keys are bfloat16, [B, …, Hk, 2 + rank, D]: μ less its rounded value,
+// μ rounded, u_1, …, so that a step can leave the first unread.
 at::Tensor chunk_summaries(const at::Tensor& k, int64_t chunk_size, int64_t rank = 0);
 constexpr int64_t kLargestRank = 256;
 

@@ -179,7 +179,7 @@ struct BackwardMemory {
         scratch(scratches<BackwardScratch<R>>(carve, p, p.batch * p.kv_heads * p.chunks)) {}
 };
 
-// What a task works on: a key head with its gradients.
+// The work of a task: a key head with its gradients.
 template <class R>
 struct Target {
   int64_t b;

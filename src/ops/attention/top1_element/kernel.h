@@ -14,7 +14,7 @@
 namespace assay::ops {
 
 struct Top1ElementForward {
-  DType dtype;  // of q, k, v, out. "real" below: f64 when dtype is f64, else f32
+  DType dtype;  // dtype of q, k, v, out. "real" below: f64 when dtype is f64, else f32
   // time ≥ 1, of the queries
   int64_t batch;
   int64_t time;

@@ -13,8 +13,8 @@ namespace assay::ops {
 std::tuple<at::Tensor, at::Tensor> top1_element(const at::Tensor& q, const at::Tensor& k,
                                                 const at::Tensor& v, double scale);
 
-// The same from tensor arithmetic with [T, S] matrices: defines what is right; any device.
-// Nothing is checked.
+// Reference implementation in tensor arithmetic with [T, S] matrices, for any device. It does not
+// check its arguments.
 std::tuple<at::Tensor, at::Tensor> top1_element_reference(const at::Tensor& q, const at::Tensor& k,
                                                           const at::Tensor& v, double scale);
 

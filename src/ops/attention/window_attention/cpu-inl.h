@@ -149,7 +149,7 @@ Left<R> left_of_tile(const WindowAttentionForward& p, const View& view, const Bl
   read_block<Kind>(p, view, b.batch, b.kv_head, key, keys, dim, copy);
   return {copy, dim, 1};
 }
-// Of the block's queries: rows past the last hold zeros, so that they change no sum.
+// Reads the block's queries into `columns`. Those past the last hold zeros, which change no sum.
 template <class Kind, class R>
 void read_columns(const WindowAttentionForward& p, const View& view, const Block& b, R* row,
                   R* columns) {

@@ -31,7 +31,7 @@ template <class F>
 HWY_INLINE void for_each_key(const WindowAttentionForward& p, const Block& b, int64_t key,
                              int64_t keys, int64_t width, F f) {
   for (int64_t j = 0; j < keys; ++j) {
-    const int64_t ahead = key + j - b.position;  // of the first query
+    const int64_t ahead = key + j - b.position;  // positions past the first query
     f(j, std::clamp<int64_t>(ahead, 0, width),
       p.window >= p.keys ? width : std::clamp<int64_t>(ahead + p.window, 0, width));
   }
@@ -142,7 +142,7 @@ HWY_NOINLINE void online_softmax(const WindowAttentionForward& p, const Block& b
                    words + j / 2 * kBlock + i);
     }
 }
-// The same as words of neighbouring queries.
+// x [keys, width] rounded to bfloat16, as words of neighbouring queries.
 [[maybe_unused]] inline void round_pairs_of_queries(int64_t keys, int64_t width, const float* x,
                                                     float* words) {
   for (int64_t j = 0; j < keys; ++j)
@@ -308,7 +308,7 @@ void forward_token(const WindowAttentionForward& p, const Block& b, const Scratc
   forward_token<double, double>(p, b, s);
 }
 
-// What the backward needs of the block's queries. s.max: logsumexp to the base 2; s.sum:
+// Reads the inputs of the backward for the block's queries. s.max: logsumexp to the base 2; s.sum:
 // rowsum(dO ⊙ O).
 template <class Kind, class R>
 void read_queries(const WindowAttentionBackward& bwd, const Block& b, const Scratch<R>& s) {

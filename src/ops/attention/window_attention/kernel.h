@@ -13,7 +13,7 @@
 namespace assay::ops {
 
 struct WindowAttentionForward {
-  DType dtype;  // of q, k, v, out. "real": f64 when dtype is f64, else f32
+  DType dtype;  // dtype of q, k, v, out. "real": f64 when dtype is f64, else f32
   // B, T, S; 1 ≤ T ≤ S
   int64_t batch;
   int64_t time;

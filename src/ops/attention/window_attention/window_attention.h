@@ -17,15 +17,15 @@ at::Tensor window_attention(const at::Tensor& q, const at::Tensor& k, const at::
                             int64_t window, double scale,
                             const std::optional<at::Tensor>& alibi_slopes = {});
 
-// The same from tensor arithmetic, every score written out: defines what is right; any device.
-// Nothing is checked.
+// Reference implementation in tensor arithmetic with all scores in memory, for any device. It does
+// not check its arguments.
 at::Tensor window_attention_reference(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                       int64_t window, double scale,
                                       const std::optional<at::Tensor>& alibi_slopes = {});
 
-// The same from tensor arithmetic, a block of queries at a time and computed again in the
-// backward: memory O(T), any device. What CUDA runs where no kernel serves. Nothing is
-// checked; window is positive.
+// Window attention in tensor arithmetic, a block of queries at a time, recomputed in the backward:
+// memory O(T), any device. CUDA runs it where no kernel serves. It does not check its arguments;
+// window must be positive.
 at::Tensor window_attention_blocked(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                     int64_t window, double scale,
                                     const std::optional<at::Tensor>& alibi_slopes = {});

@@ -10,7 +10,7 @@ namespace {
 // numbers of a tensor that one block updates
 constexpr int kThreads = 256;
 constexpr int kChunk = 16384;
-constexpr int kTensors = 512;  // of a launch
+constexpr int kTensors = 512;  // tensors of a launch, at most
 
 struct Launch {
   AdamW p;

@@ -14,7 +14,7 @@ struct AdamWTensor {
 
 struct AdamW {
   const AdamWTensor* tensors;  // on the host; read before the function returns
-  int64_t count;               // of tensors
+  int64_t count;               // number of tensors
   float decay;                 // η λ
   float rate;                  // η / (1 − β₁ᵗ)
   float root;                  // √(1 − β₂ᵗ)

@@ -8,7 +8,7 @@ namespace assay::ops {
 // (fp64 for fp64).
 // Not differentiable: the loss of the language model calls it on its way forward.
 at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets);
-// The same, and logits become scale · ∂(Σ losses)/∂logits, in place.
+// As cross_entropy; logits become scale · ∂(Σ losses)/∂logits, in place.
 at::Tensor cross_entropy_(const at::Tensor& logits, const at::Tensor& targets, double scale);
 
 // cross_entropy from tensor arithmetic: defines what is right.

@@ -9,7 +9,7 @@
 namespace assay::ops {
 
 struct CrossEntropy {
-  DType dtype;  // of x. "real": f64 when dtype is f64, else f32
+  DType dtype;  // dtype of x. "real": f64 when dtype is f64, else f32
   // any
   int64_t rows;
   int64_t classes;

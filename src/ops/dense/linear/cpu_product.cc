@@ -177,7 +177,7 @@ struct Area {
         __builtin_prefetch(first + row * stride + at, 0, 2);
   }
 };
-// Of rows [row, end) of C, at most a block of them.
+// The area of A for rows [row, end) of C, at most a block of them, in one stretch of k.
 template <class Kind>
 Area area_of_a(const Product<Kind>& product, int64_t row, int64_t end, int64_t stretch) {
   const MatrixProduct& p = product.p;
@@ -269,7 +269,7 @@ struct TileOfC {
     for (int64_t m = 0; m < rows; ++m)
       prefetch_row<1>(at(m), columns * (p.c_dtype == DType::bf16 ? 2 : 4));
   }
-  // What the product is added to.
+  // Reads the numbers that the product is added to: the bias, or C itself.
   HWY_INLINE void read(float* sums) const {
     for (int64_t m = 0; m < rows; ++m)
       std::memcpy(sums + m * kPanel, p.bias ? static_cast<const void*>(p.bias + column) : at(m),

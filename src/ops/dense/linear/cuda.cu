@@ -21,7 +21,7 @@ namespace {
 
 constexpr int kStep = 32;      // numbers of k that a warp takes at a time
 constexpr int kSteps = 4;      // that a warp takes, if they are not too many warps
-constexpr int kMaxWarps = 16;  // of a block
+constexpr int kMaxWarps = 16;  // warps of a block, at most
 // rows that are normalised; their parts of 256
 constexpr int kNormedRows = 2;
 constexpr int kMaxParts = 8;
@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps / kTall) linear_kernel(LinearFe
   const int in = int(p.in);
   const int rows = int(p.rows);
   const int64_t width = kGated ? p.out / 2 : p.out;
-  constexpr int kOutputs = kGated ? 8 : 16;  // of 16 rows of W
+  constexpr int kOutputs = kGated ? 8 : 16;  // outputs of 16 rows of W
   const int64_t block_row = blockIdx.x * int64_t{kTall * kOutputs};
   const int first = warp * kStep + lane % 4 * 8;
   const int stride = warps * kStep;
@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps / kTall) linear_kernel(LinearFe
   }
   cp_async_wait_all();
   __syncthreads();
-  constexpr int kFragments = kTall * kTiles;  // of a warp
+  constexpr int kFragments = kTall * kTiles;  // fragments of a warp
   static_assert(kTall <= kDepth, "the sums take no more shared memory than x");
   auto* const sums = reinterpret_cast<float4*>(shared);
 #pragma unroll

@@ -9,7 +9,7 @@
 namespace assay::ops {
 
 struct LinearFewRows {
-  DType dtype;  // of x, weight, bias and y: f32 or bf16
+  DType dtype;  // dtype of x, weight, bias and y: f32 or bf16
   // M, K, N
   int64_t rows;
   int64_t in;
@@ -35,7 +35,7 @@ struct LinearFewRows {
 // first k to the last one, so its bits do not depend on the number of tasks or threads. In bf16, of
 // two neighbouring k the second one is first; with AVX-512 BF16, denormal numbers count as 0.
 struct MatrixProduct {
-  DType dtype;  // of A and B: f32 or bf16
+  DType dtype;  // dtype of A and B: f32 or bf16
   // M, N, K; for bf16, K is even unless only A is transposed
   int64_t rows;
   int64_t columns;

@@ -14,7 +14,7 @@ namespace assay::ops {
 // dependent launch, as the embedding of a model. CUDA then reads it before earlier kernels end.
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                   bool weight_at_rest = false);
-// The same for x in bfloat16 with weight and bias in float32. Their gradients leave the products in
+// linear() for x in bfloat16 with weight and bias in float32. Their gradients leave the products in
 // float32, where a kernel of the device serves them.
 at::Tensor linear_of_master(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
 // linear() followed by glu (ops/rowwise/glu/glu.h); one kernel where CUDA multiplies few rows.

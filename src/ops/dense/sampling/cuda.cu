@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kThreads = 1024;
 constexpr int kWarps = kThreads / 32;
-constexpr int kBins = 2 * kThreads;      // of one radix pass: 11 bits
+constexpr int kBins = 2 * kThreads;      // bins of one radix pass: 11 bits
 constexpr float kOne = 1099511627776.f;  // 2^40: the weight of the likeliest token
 using Mass = unsigned long long;
 
@@ -37,7 +37,7 @@ struct Shared {
   uint32_t count[kBins];
   Scan::TempStorage scan;
   float most[kWarps];
-  Amount before;  // of the bin that was found
+  Amount before;  // tokens before the bin that was found
   uint32_t bin;
   int token;
 };
@@ -46,7 +46,7 @@ struct Shared {
 struct Place {
   uint32_t key;
   Amount above;  // all tokens with a larger key
-  Mass weight;   // of each token with this key
+  Mass weight;   // weight of each token with this key
 };
 
 template <class T>
@@ -120,7 +120,7 @@ struct Row {
   }
 
   // The first token, by id, at which the running sum of amount(logit) exceeds `target`. Every warp
-  // has a run of neighbouring ids. Of the run that holds the token, every lane has a run.
+  // has a run of neighbouring ids, and every lane has a part of the run that holds the token.
   template <class F>
   __device__ int reach_by_id(Mass target, F amount) const {
     const int lane = threadIdx.x % 32;

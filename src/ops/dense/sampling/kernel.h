@@ -12,7 +12,7 @@
 
 namespace assay::ops {
 
-// Of one row.
+// The parameters of one row.
 struct Draw {
   double temperature = 1;  // 0 or more
   double top_p = 1;        // in (0, 1]
@@ -21,7 +21,7 @@ struct Draw {
 };
 
 struct Sampling {
-  DType dtype;  // of logits: f32 or bf16
+  DType dtype;  // dtype of logits: f32 or bf16
   // size: 1 to 2^31 − 1 tokens; on CUDA to kMaxTokens
   int64_t rows;
   int64_t size;

@@ -13,7 +13,7 @@ namespace assay::ops {
 // the rounding of a running weight (about 1e-7). ValueError when the shapes do not fit.
 at::Tensor sample(const at::Tensor& logits, std::span<const Draw> draws);
 
-// The same with the draws on the device of logits, where a captured step reads them.
+// As above, with draws of tensor_of() on the device of logits, where a captured step reads them.
 at::Tensor sample(const at::Tensor& logits, const at::Tensor& draws);
 // The bytes of draws on the CPU, [B, sizeof(Draw)] u8.
 at::Tensor tensor_of(std::span<const Draw> draws);

@@ -19,14 +19,14 @@ std::tuple<at::Tensor, at::Tensor> causal_conv1d(
     const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias = {},
     std::string_view activation = "none", const std::optional<at::Tensor>& initial_state = {});
 
-// The same with y in parts along the channels, as views. CUDA reads the gradients of up to three
-// parts where they are.
+// As causal_conv1d, with y in parts along the channels, as views. CUDA reads the gradients of up to
+// three parts where they are.
 std::pair<std::vector<at::Tensor>, at::Tensor> causal_conv1d_parts(
     const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
     std::string_view activation, const std::optional<at::Tensor>& initial_state,
     at::IntArrayRef parts);
 
-// The same from tensor arithmetic: defines what is right; any device. Nothing is checked.
+// Reference implementation in tensor arithmetic, for any device. It does not check its arguments.
 std::tuple<at::Tensor, at::Tensor> causal_conv1d_reference(
     const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias = {},
     std::string_view activation = "none", const std::optional<at::Tensor>& initial_state = {});

@@ -16,7 +16,7 @@ constexpr int kTile = 64;
 constexpr int kMaxWidth = 8;
 constexpr int kAhead = 4;  // steps loaded together, while those before are worked on
 constexpr int kForwardBytes = 8;
-// of a thread's channels: more would leave fewer threads a register
+// bytes of a thread's channels: more would leave registers for fewer threads
 constexpr int kBackwardBytes = 4;
 
 // The steps of a sequence tensor from `begin` on, kVector channels from d on.
@@ -71,7 +71,7 @@ struct Tile {
   int64_t d;
   int64_t b;
   int64_t begin;
-  // of the tile; last step of the sequence from begin, or a later one of interest
+  // steps: of the tile; last: the last step of the sequence from begin, 2 kTile at most
   int steps;
   int last;
   R weight[kWidth][kVector];

@@ -8,7 +8,7 @@
 namespace assay::ops {
 
 struct CausalConv1dForward {
-  DType dtype;  // of x and y. "real": f64 when dtype is f64, else f32
+  DType dtype;  // dtype of x and y. "real": f64 when dtype is f64, else f32
   // width K: 1 … 32 on CPU, 1 … 8 on CUDA
   int64_t batch;
   int64_t time;

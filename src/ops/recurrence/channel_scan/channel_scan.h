@@ -33,7 +33,7 @@ struct ChannelScan {
 
 // On CUDA, float32 or bfloat16, at most kMaxTokenStates states.
 bool on_token_kernel(const ChannelScan&);
-// The same with few tokens, at most kMaxDecodeStates states, and no gradient wanted:
+// On CUDA, float32 or bfloat16, few tokens, at most kMaxDecodeStates states, no gradient wanted:
 // by_token_kernel() then takes one step after another, in one kernel that reads every argument
 // as it is.
 bool in_few_steps(const ChannelScan&);
@@ -45,8 +45,8 @@ std::tuple<at::Tensor, at::Tensor> by_token_kernel(const ChannelScan&);
 // backward: no [T, Dm, N] stays in memory.
 std::tuple<at::Tensor, at::Tensor> by_prefixes(const ChannelScan&);
 
-// What `assay doctor` says of the CUDA path of an operator that is `otherwise` where the kernel
-// does not serve.
+// The text of `assay doctor` for the CUDA path of an operator. `otherwise`: the path where the
+// kernel does not serve.
 std::string token_kernel_path(const std::string& otherwise);
 
 }  // namespace assay::ops

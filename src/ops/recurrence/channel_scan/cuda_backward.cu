@@ -147,8 +147,8 @@ struct GradientsSmem {
   float rate[kOfChannel][kThreads];
   float drate_sum[kOfChannel][kThreads];
 };
-// What a thread knows of the kSub steps, and what it finds: G k, summed over the states, and the
-// gradient of the step size.
+// The step sizes and output gradients of kSub steps, which a thread reads, and its results: G k,
+// summed over the states, and the gradient of the step size.
 struct Steps {
   float size[kSub];
   float dout[kSub];

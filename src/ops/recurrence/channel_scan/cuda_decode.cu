@@ -1,7 +1,7 @@
 // A few steps, one after another, as decoding takes them: the state is read once and written once.
 // `kLanes` threads have a channel, each 4 of its states; a warp has as many channels as its threads
-// take in kLoads loads. What belongs to a channel alone, one thread finds and hands round. Nothing
-// absent is branched around: something else is loaded there.
+// take in kLoads loads. One thread computes the values per channel and shuffles them to the rest.
+// There is no branch around an absent argument: something else is loaded there.
 #include "ops/cuda/math.cuh"
 #include "ops/cuda/reduce.cuh"
 #include "ops/recurrence/channel_scan/kernel.h"
@@ -9,7 +9,7 @@
 namespace assay::ops::cuda::token {
 namespace {
 
-// of a block; rates of channels that are fetched at once
+// warps of a block; rates of channels that are fetched at once
 constexpr int kWarps = 4;
 constexpr int kRates = 4;
 enum class DecayKind { channels, heads, diagonal, exact };  // whose decay is exp(p rate)

@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(256, 4)
   const float A = by_channel && inside
                       ? static_cast<const float*>(a.p.rate.data)[d * a.p.state_size + n] * kLog2e
                       : 0.f;
-  // of the channel in the first chunk that is met, and the way to the next one
+  // row of the channel in the first chunk of the loop, and the stride to the next one
   const int64_t row = (b * a.chunks + (backwards ? a.chunks - 1 : 0)) * a.p.channels + d;
   const int64_t row_stride = backwards ? -a.p.channels : a.p.channels;
   const int64_t state_stride = row_stride * a.states;

@@ -51,7 +51,7 @@ struct ChannelSums {
   __device__ static float rest(float x) { return x - tf32(x); }
 };
 
-// What each warp adds to the sums of a tile's steps.
+// The partial sums of each warp for the steps of a tile.
 template <class Shape>
 using Parts = float[kWarps][kTile][Shape::kStates + 1];
 

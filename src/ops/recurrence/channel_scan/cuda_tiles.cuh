@@ -17,7 +17,7 @@ constexpr int kWarps = kThreads / 32;
 constexpr int kTile = 16;  // steps that a block holds in shared memory, with as many on their way
 constexpr int kSub = 8;    // steps between two states that the backward stores
 constexpr int64_t kMaxChunk = 512;
-// of time, in elements: in bytes it has to fit 32 bits
+// largest stride of time, in elements: in bytes it has to fit 32 bits
 constexpr int64_t kMaxStride = int64_t{1} << 28;
 
 // Where the decay comes from: a rate of each channel or of each token, or k.
@@ -30,7 +30,7 @@ inline Rule rule_of(const ChannelScanForward& p) {
 
 constexpr int states_per_lane(Rule rule) { return rule == Rule::exact ? 8 : 16; }
 
-// What the kernels are compiled for: a rule, and 16 or 64 states, of which those from N on are 0.
+// Template parameters of the kernels: a rule, and 16 or 64 states, of which those from N on are 0.
 template <Rule kRule_, int kStates_>
 struct Shape {
   static constexpr Rule kRule = kRule_;
@@ -102,7 +102,7 @@ struct Column {
   }
 };
 
-// What a thread owns: kPerLane states of one channel over a chunk, or over the whole sequence. A
+// The share of a thread: kPerLane states of one channel over a chunk, or over the whole sequence. A
 // thread after the group's last channel is idle: it reads zeros for x, delta, z and dy, and the
 // parameters of another channel. It adds nothing to a sum over channels, and writes nothing.
 template <class T, class Shape>
@@ -118,7 +118,7 @@ struct LaneState : Shape {
   int64_t block;
   int64_t d;
   int64_t begin;
-  // of the chunk; of the channel's threads; of the block; channels that the block has
+  // steps of the chunk; part of the channel; channel of the block; channels that the block has
   int steps;
   int part;
   int channel;
@@ -220,7 +220,7 @@ __device__ float dot(const State& x, const float* y, float first = 0) {
   return sum[0] + sum[1];
 }
 
-// What a step keeps of a state: 2^(step · rate), or 1 − step · rate with k² as the rate.
+// The factor of a state in a step: 2^(step · rate), or 1 − step · rate with k² as the rate.
 template <Rule kRule>
 __device__ float decay(float step, float rate) {
   if constexpr (kRule == Rule::exact) return 1;
@@ -249,7 +249,7 @@ struct TileLoader : Shape {
     alignas(16) float q[kTile][kStates];
     alignas(16) float rate[Shape::kHasRate ? kTile : 1][kStates];
     float square[kTile];     // kᵀk
-    char* base[kCount + 2];  // of each tensor, k and q: 64-bit products are many instructions
+    char* base[kCount + 2];  // address of each tensor, k, q: 64-bit products are many instructions
   };
   LoaderSmem& shared;
   const LaneState<T, Shape>& lane;

@@ -32,8 +32,8 @@ std::tuple<at::Tensor, at::Tensor> rwkv7(const at::Tensor& r, const at::Tensor& 
                                          const at::Tensor& a, const at::Tensor& b, double scale,
                                          const std::optional<at::Tensor>& initial_state = {});
 
-// The same from tensor arithmetic, one step at a time: they define what is right; any device.
-// Nothing is checked.
+// Reference implementations in tensor arithmetic, one step at a time, for any device. They do not
+// check their arguments.
 std::tuple<at::Tensor, at::Tensor> gated_delta_rule_reference(
     const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& g,
     const at::Tensor& beta, double scale, const std::optional<at::Tensor>& initial_state = {});

@@ -41,9 +41,9 @@ OutputAndState rwkv6(const at::Tensor& r, const at::Tensor& k, const at::Tensor&
                      const at::Tensor& w, const at::Tensor& u, double scale,
                      const std::optional<at::Tensor>& initial_state = {});
 
-// The same from tensor arithmetic, one step at a time: they define what is right; any device.
-// Nothing is checked. gla_reference takes decays [B, T, H, K] or [B, T, H, 1], so it is also the
-// twin of simple_gla.
+// Reference implementations in tensor arithmetic, one step at a time, for any device. They do not
+// check their arguments. gla_reference takes decays [B, T, H, K] or [B, T, H, 1], so it is also the
+// reference of simple_gla.
 OutputAndState gla_reference(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                              const at::Tensor& gk, double scale,
                              const std::optional<at::Tensor>& initial_state = {});

@@ -27,8 +27,8 @@ std::tuple<at::Tensor, at::Tensor> longhorn(const at::Tensor& x, const at::Tenso
                                             bool exact = false,
                                             const std::optional<at::Tensor>& initial_state = {});
 
-// The same from tensor arithmetic, one step at a time: defines what is right; any device.
-// Nothing is checked.
+// Reference implementation in tensor arithmetic, one step at a time, for any device. It does not
+// check its arguments.
 std::tuple<at::Tensor, at::Tensor> longhorn_reference(
     const at::Tensor& x, const at::Tensor& dt, const at::Tensor& k, const at::Tensor& q,
     const std::optional<at::Tensor>& D = {}, const std::optional<at::Tensor>& z = {},

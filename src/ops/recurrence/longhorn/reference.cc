@@ -25,7 +25,7 @@ std::tuple<at::Tensor, at::Tensor> longhorn_reference(const at::Tensor& x, const
   auto [y, state] = step_by_step(
       x.size(1), first_state(initial_state, {x.size(0), x.size(2), k.size(2)}, real, x),
       [&](int64_t t, const at::Tensor& before) {
-        // what the update takes away: a row of S k kᵀ, or S ⊙ k²
+        // part of the state that the update removes: a row of S k kᵀ, or S ⊙ k²
         const at::Tensor held =
             exact ? at::matmul(before, K[t].transpose(1, 2)) * K[t] : before * K[t].square();
         const at::Tensor after = before + rate[t] * (X[t] * K[t] - held);

@@ -42,7 +42,7 @@ int64_t padded_keys(const MatrixRecurrenceForward& p) {
   return (p.key_dim + kLanes<R> - 1) / kLanes<R> * kLanes<R>;
 }
 
-enum Sum { kQ, kK, kA, kB, kDecay, kSums };  // what the backward sums over the columns
+enum Sum { kQ, kK, kA, kB, kDecay, kSums };  // sums of the backward over the columns
 
 // Scratch of one worker. Key rows are [kStateChunk, Kp], value rows
 // [kStateChunk, kTile], states [K, kTile]; what lies after K and after the

@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(256)
         m.states[1 - odd][column][n] = (sum.x + sum.y) + (sum.z + sum.w);
       });
 }
-// The same of diagonal decays, `decays` per segment, with one thread per number of the state.
+// carry_kernel for diagonal decays, `decays` per segment, with one thread per number of the state.
 __global__ void __launch_bounds__(256)
     carry_diagonal_kernel(Pass alone, const float* first, float* starts, int size, int decays) {
   const int at = blockIdx.x * 256 + threadIdx.x;
@@ -74,13 +74,13 @@ __global__ void __launch_bounds__(256)
 
 struct Scratch {
   Segments segments;
-  Prepared tiles;  // of scalar decays; others keep theirs in ChunkedForward::chunks
-  // Of several segments: what each makes of zeros and of the state before it, and that state.
+  Prepared tiles;  // here for scalar decays; else in ChunkedForward::chunks
+  // For several segments: the final state of each from zeros, its transition, its initial state.
   float* local;
   float* turn;
   float* total;
   float* starts;
-  // of a backward: the states' gradients; [chunks, 16, V]
+  // backward only: the states' gradients; [chunks, 16, V]
   bf16* dstates;
   bf16* dW;
   Scratch(const ChunkedForward& p, bool backwards, WorkspaceArena& arena)
@@ -130,7 +130,7 @@ void run(const ChunkedForward& p, const Scratch& s, Pass task, const float* firs
 }  // namespace
 
 Segments::Segments(const ChunkedForward& p) {
-  constexpr int64_t kLeastSteps = 256;  // of a segment
+  constexpr int64_t kLeastSteps = 256;  // steps of a segment, at least
   const int64_t steps = is_scalar(p) ? kScalarChunkSteps : kChunkSteps;
   const int64_t all = ceil_div(p.time, steps);
   columns = kMaxColumns;
@@ -165,7 +165,7 @@ int64_t key_gradients(const ChunkedForward& p) {
   return is_scalar(p) ? p.heads / chunks::sharers(p) : p.heads;
 }
 
-// Of scalar decays, the states before the segments, which are computed again otherwise.
+// With scalar decays only the states before the segments are kept; the rest is computed again.
 size_t chunk_bytes(const ChunkedForward& p) {
   if (!is_scalar(p)) return workspace_size<chunks::Prepared>(p, p.keeps);
   const int64_t segments = chunks::Segments(p).count;

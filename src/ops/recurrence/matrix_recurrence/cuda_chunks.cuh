@@ -1,5 +1,5 @@
 #pragma once
-// What the kernels over chunks share: what is prepared of each chunk, a pass over them, and tiles
+// Code shared by the kernels over chunks: data prepared for each chunk, a pass over them, and tiles
 // of mma.m16n8k16 (bf16 operands, fp32 sums) in shared memory. Derivation: README.md, "On CUDA".
 #include "ops/cuda/fragment.cuh"
 #include "ops/cuda/launch.cuh"
@@ -9,7 +9,7 @@ namespace assay::ops::cuda::chunks {
 
 constexpr int kSteps = kChunkSteps;  // a chunk is one operand of the tensor cores
 constexpr int kSquare = kSteps + 8;  // row stride with which ldmatrix meets every bank once
-constexpr int kMaxColumns = 64;      // of the state, that a block holds
+constexpr int kMaxColumns = 64;      // columns of the state that a block holds
 constexpr int kColumnStride = kMaxColumns + 8;
 
 // Chunks whose decays are one number per step and head, or none.
@@ -18,7 +18,7 @@ constexpr int kScalarSquare = kScalarSteps + 8;
 // log₂ of a decay that is 0: two to this power is 0 in fp32, and no difference is NaN
 constexpr float kLogDecayFloor = -160;
 
-// Of the steps of a chunk: log₂ of the decays up to each, itself included; what scales each k vᵀ.
+// Gates of the steps of a chunk: log₂ of the decays up to each, itself included; factors of k vᵀ.
 struct alignas(16) ScalarGates {
   float decays[kScalarSteps];
   float weights[kScalarSteps];
@@ -28,7 +28,7 @@ struct alignas(16) ScalarGates {
 template <bool kPresent, int kSize>
 using Tile = bf16[kPresent ? kSize : 8];
 
-// What a rule has: a part of low rank, and k vᵀ.
+// Whether a rule has a part of low rank, and whether it writes k vᵀ.
 template <Rule kRule>
 constexpr bool kLow = kRule != Rule::gla;
 template <Rule kRule>
@@ -54,15 +54,15 @@ void with_case(const ChunkedForward& p, F&& f) {
   else if (p.u) f(Case<Rule::gla, true>{}, Size<64>{});
   else with_key_dim(p.key_dim, [&](auto size) { f(Case<Rule::gla, false>{}, size); });
 }
-// The same for Rule::delta too.
+// As with_case, for Rule::delta too.
 template <class F>
 void with_rule(const ChunkedForward& p, F&& f) {
   if (p.rule != Rule::delta) with_case(p, f);
   else with_key_dim(p.key_dim, [&](auto size) { f(Case<Rule::delta, false>{}, size); });
 }
 
-// What the passes read of a chunk of 16 steps of one head, as they have it in shared memory; names
-// as in README.md. Each of them reads one contiguous part.
+// Inputs of the passes for a chunk of 16 steps of one head, as they are in shared memory; names as
+// in README.md. Each pass reads one contiguous part.
 template <Rule kRule, int kK>
 struct alignas(16) ChunkTiles {
   static constexpr int kRow = kK + 8;
@@ -71,12 +71,12 @@ struct alignas(16) ChunkTiles {
   Tile<kLow<kRule>, kSteps * kRow> R;
   Tile<kLow<kRule>, kSteps * kRow> B;
   Tile<kLow<kRule>, kSteps * kSquare> Y;
-  float decay[kK];  // of the whole chunk
+  float decay[kK];  // decay of the whole chunk
   bf16 P[kSteps * kRow];
 };
 
-// What is prepared of the chunks of every head, (b, n, h), n the chunk of a sequence. What a rule
-// does not have is null. Scalar decays have only `gates` and `before`.
+// The data prepared for the chunks of every head, (b, n, h), n the chunk of a sequence. Fields that
+// the rule does not have are null. Scalar decays have only `gates` and `before`.
 struct Prepared {
   void* tiles;  // ChunkTiles
   // [16, 16]
@@ -193,7 +193,7 @@ __device__ void with_stages(Stage (&stages)[kStages], int begin, int end, Fetch&
 
 // How the sequences are cut into segments, which blocks compute at the same time.
 struct Segments {
-  // of a sequence; chunks of a segment but the last; columns of a block; blocks for all of V
+  // segments of a sequence; chunks of each but the last; columns of a block; blocks for all of V
   int count;
   int chunks;
   int columns;
@@ -228,11 +228,11 @@ void prepare(const ChunkedForward& p, const Prepared& tiles, Stream stream);
 void pass(const ChunkedForward& p, const Pass& task, Stream stream);
 // From what the backward pass read and kept.
 void gradients(const ChunkedBackward& bwd, const Pass& task, Stream stream);
-// The same of scalar decays.
+// The three functions above for scalar decays.
 void scalar_prepare(const ChunkedForward& p, const Prepared& tiles, Stream stream);
 void scalar_pass(const ChunkedForward& p, const Pass& task, Stream stream);
 void scalar_gradients(const ChunkedBackward& bwd, const Pass& task, Stream stream);
-// The same of Rule::delta, with one decay per step and head, or none.
+// prepare and gradients for Rule::delta, with one decay per step and head, or none.
 void delta_prepare(const ChunkedForward& p, const Prepared& tiles, Stream stream);
 void delta_gradients(const ChunkedBackward& bwd, const Pass& task, Stream stream);
 int64_t common_sharers(const ChunkedForward& p);  // heads that share both q and k

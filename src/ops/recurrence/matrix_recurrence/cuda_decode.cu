@@ -9,7 +9,7 @@ namespace {
 
 constexpr int kMaxWarps = 4;
 template <int K>
-constexpr int kColumns = K == 256 ? 16 : 32;  // of a warp
+constexpr int kColumns = K == 256 ? 16 : 32;  // columns of a warp
 
 template <int kRows>
 __device__ inline void load_decay(float (&decay)[kRows], const ChunkedForward& p, const void* row,

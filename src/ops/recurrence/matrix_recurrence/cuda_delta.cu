@@ -11,7 +11,7 @@ constexpr int kPrepareWarps = 4;
 template <int kK>
 using DeltaChunk = Chunk<Rule::delta, kK>;
 
-// Of the steps of a chunk: log₂ of the decays up to each, itself included; β, 0 past the end.
+// Gates of the steps of a chunk: log₂ of the decays up to each, itself included; β, 0 past the end.
 struct alignas(16) DeltaGates {
   float decays[kSteps];
   float rates[kSteps];
@@ -60,7 +60,7 @@ __device__ void add_scores(float (&c)[2][4], const bf16* a, const bf16* b) {
   }
 }
 
-// What a chunk does to any state: one warp per chunk and head.
+// The transition of a chunk, which is the same for any state: one warp per chunk and head.
 template <int kK>
 struct DeltaPrepare {
   static constexpr int kRow = kK + 8;

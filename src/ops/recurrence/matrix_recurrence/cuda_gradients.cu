@@ -41,7 +41,7 @@ struct GradientSmem {
   float decays[kK];
 };
 
-// What a warp sums over the slices of V: its share of the products' columns, and of the gradients
+// A warp's sums over the slices of V: its share of the products' columns, and of the gradients
 // of the scores.
 template <Rule kRule, int kK>
 struct Sums {
@@ -51,7 +51,7 @@ struct Sums {
   static constexpr int kMine = (kCombinations + S::kWarps - 1) / S::kWarps;
   float products[kProducts][4][4] = {};  // 32 columns of each
   float scores[kMine][2][4] = {};
-  float decays[2][2] = {};  // of columns lane / 4 + 16 n + 8 i
+  float decays[2][2] = {};  // [n][i]: column lane / 4 + 16 n + 8 i
 
   // dU = Tᵀ dW + Gᵀ dout: what a step's own value and its row of the low-rank part receive.
   __device__ static void solve(S& s, int columns) {
@@ -220,7 +220,7 @@ struct Channel {
 // Numbers of each step summed over the channels: to [B, T, H].
 template <class S>
 __device__ void sum_over_channels(S& s, float (&v)[kSteps], float* to, int steps, int64_t stride) {
-  const float own = transposed_sum<32>(v);  // of step lane / 2
+  const float own = transposed_sum<32>(v);  // sum of step lane / 2
   if (threadIdx.x % 2 == 0) s.sums[threadIdx.x / 32][threadIdx.x % 32 / 2] = own;
   __syncthreads();
   if (int(threadIdx.x) >= steps) return;
@@ -291,7 +291,7 @@ __global__ void __launch_bounds__(kK, 384 / kK) gradients_kernel(ChunkedBackward
     if constexpr (kLow<kRule>) channel.a[t] = to_compute(s.a[t * kK + n]);
   }
   channel.through_state(s, n, s.decays[n]);
-  const int64_t first = (c.batch * p.time + c.start) * p.heads + c.head;  // of [B, T, H]
+  const int64_t first = (c.batch * p.time + c.start) * p.heads + c.head;  // index in [B, T, H]
   auto put = [&](void* to, int t, float x, bool as_float = false) {
     const int64_t at = (first + t * p.heads) * kK + n;
     if (t >= c.steps) return;

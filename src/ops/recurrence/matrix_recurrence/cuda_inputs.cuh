@@ -29,7 +29,7 @@ struct Chunk {
   int64_t batch;
   int64_t head;
   int64_t start;
-  int steps;  // of the 16 that are there
+  int steps;  // steps of the chunk that exist, at most 16
   __device__ Chunk(const ChunkedForward& parameters, int64_t i) : p(parameters), index(i) {
     const unsigned heads = p.heads;
     const unsigned chunks = ceil_div(p.time, kSteps);

@@ -1,5 +1,5 @@
 #pragma once
-// What the passes over chunks have in common. A block follows up to 64 columns of a head's state
+// Code shared by the passes over chunks. A block follows up to 64 columns of a head's state
 // through a segment. A warp has 16 of them in registers, transposed, as the sums of one product
 // and the operand of the next.
 #include "ops/recurrence/matrix_recurrence/cuda_chunks.cuh"

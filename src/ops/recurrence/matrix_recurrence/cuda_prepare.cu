@@ -1,5 +1,5 @@
-// What a chunk of 16 steps does to any state, for all chunks at once: one warp per chunk and head,
-// its lanes along K.
+// The transition of each chunk of 16 steps, which is the same for any state, for all chunks at
+// once: one warp per chunk and head, its lanes along K.
 #include "ops/cuda/reduce.cuh"
 #include "ops/recurrence/matrix_recurrence/cuda_inputs.cuh"
 

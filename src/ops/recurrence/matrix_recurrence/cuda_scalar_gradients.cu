@@ -15,7 +15,7 @@
 namespace assay::ops::cuda::chunks {
 namespace {
 
-constexpr int kThreads = 256;  // of the two warpgroups with gradients
+constexpr int kThreads = 256;  // threads of the two warpgroups with gradients
 // Registers of their threads, and of the warpgroup that copies.
 constexpr int kRegisters = 240;
 constexpr int kCopyRegisters = 24;
@@ -45,7 +45,7 @@ struct ScalarGradients {
     bf16 states[2][kMaxColumns * kK];            // the state and its gradient, transposed
     bf16 values[2][kScalarSteps * kMaxColumns];  // dout and v
   };
-  // Of a head, over rows and columns of what each pair of steps contributes.
+  // Sums of a head over rows and over columns of the contributions of pairs of steps.
   struct Sums {
     float by_row[kScalarSteps];
     float by_column[kScalarSteps];
@@ -58,7 +58,7 @@ struct ScalarGradients {
   struct Smem {
     Item items[2];
     bf16 keys[2][kScalarSteps * kK];  // q and k
-    ScalarGates gates[2];             // of the items
+    ScalarGates gates[2];             // gates of the items
     Sums sums[kDeferred];
     uint64_t barriers[5];  // the last: of q and k
     __device__ Ring ring() { return {barriers}; }
@@ -66,7 +66,7 @@ struct ScalarGradients {
   };
   const ChunkedBackward& g;
   const Pass& task;
-  int heads;  // of the block
+  int heads;  // heads of the block
   Smem& s;
   const ChunkedForward& p = g.forward;
   // b chunks + n
@@ -74,7 +74,7 @@ struct ScalarGradients {
   unsigned groups = unsigned(p.heads) / heads;
   unsigned index = blockIdx.x / groups;
   unsigned first_head = blockIdx.x % groups * heads;
-  // of a head's values
+  // slices: of a head's values, up to kMaxColumns columns each
   int there = int(min(int64_t{kScalarSteps}, p.time - start()));  // steps of the chunk
   int slices = int(ceil_div(p.value_dim, kMaxColumns));
   // side: 0 of q, 1 of k; down: the first of the warp's 16 rows
@@ -84,7 +84,7 @@ struct ScalarGradients {
   // raw: own · otherᵀ
   float sum[kK / 8][4] = {};
   float raw[kScalarSteps / 8][4];
-  // of a head
+  // sums and factors of the current head
   float scores[kScalarSteps / 8][4];
   float dots[2];
   float factor[2];
@@ -134,7 +134,7 @@ struct ScalarGradients {
     }
   }
 
-  // What goes from a row to the state or from the state to a row.
+  // Sets the factors of the rows against the state for a head, and its sums to 0.
   __device__ void begin(const ScalarGates& gates) {
     whole = 0;
 #pragma unroll
@@ -244,7 +244,7 @@ struct ScalarGradients {
             to.own[row_of(e / 2)] = d[e] * float(p.scale) * raw[n][e];
             to.direct[row_of(e / 2)] = d[e];
           }
-      float before[4];  // of steps before one another, not of a step with itself
+      float before[4];  // gradients for two different steps, not a step with itself
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const float theirs = e % 2 ? decays.y : decays.x;

@@ -59,7 +59,7 @@ struct Units {
     const unsigned segment = above / groups % s.count;
     return ((batch * heads + part / s.parts) * s.count + segment) * s.parts + part % s.parts;
   }
-  // of the block
+  // units of the block
   __device__ int there() const {
     return min(of_block, group - int(blockIdx.x % blocks()) * of_block);
   }
@@ -98,7 +98,7 @@ struct ScalarPass : Walk {
   struct Smem {
     Stage stages[2];
     alignas(1024) bf16 before[kUnits][kMaxColumns * kK];  // the states before a chunk, [V, K]
-    float write[kUnits][kChunk];  // what scales a row that is written to the state
+    float write[kUnits][kChunk];  // factors of the rows that are written to the state
     uint64_t barriers[4];
   };
   const Maps& maps;
@@ -178,8 +178,8 @@ struct ScalarPass : Walk {
       pack_operand(to[j], scores[2 * j], scores[2 * j + 1]);
     }
   }
-  // Of row y of the unit: what scales what it reads of the state before the chunk, and what it
-  // writes.
+  // The factors of row y of the unit: for its reads from the state before the chunk, and for its
+  // writes to the state.
   __device__ float2 factors(const ScalarGates& gates, int y) const {
     const float sum = gates.decays[y];
     const float start = ex2_approx(sum) * p.scale;

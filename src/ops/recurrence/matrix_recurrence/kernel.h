@@ -15,11 +15,11 @@
 
 namespace assay::ops {
 
-// What the state is multiplied by, in addition to a decay per key.
+// The transition of the state, in addition to a decay per key.
 enum class Transition { diagonal, rank_one, elementwise };
 
 struct MatrixRecurrenceForward {
-  DType dtype;  // of everything: f32 or f64
+  DType dtype;  // dtype of all tensors: f32 or f64
   Transition transition;
   // decay_dim: 1 or key_dim
   int64_t batch;
@@ -91,7 +91,7 @@ struct ChunkedForward {
   int64_t heads;
   int64_t key_dim;
   int64_t value_dim;
-  float scale;  // of q
+  float scale;  // factor of q
   // in  [B, T, ·, K], [B, T, ·, K], [B, T, ·, V]  bf16, 16-byte aligned rows
   HeadView q;
   HeadView k;
@@ -147,15 +147,15 @@ int64_t value_size(int64_t value_dim, bool decode, bool scalar);
 // One decay a step and head, or none, and nothing of low rank: chunks of 64 steps that
 // need no preparation.
 bool is_scalar(const ChunkedForward&);
-int64_t chunk_count(const ChunkedForward&);    // of all sequences
+int64_t chunk_count(const ChunkedForward&);    // chunks of all sequences
 int64_t key_gradients(const ChunkedForward&);  // H, or a divisor of it where heads share q and k
 size_t chunk_bytes(const ChunkedForward&);
 size_t workspace_bytes(const ChunkedForward&);
 size_t workspace_bytes(const ChunkedBackward&);
 void matrix_recurrence(const ChunkedForward&, void* workspace, Stream);
-// The same without chunks, one step after another, `chunks` and `keeps` aside: for the few steps of
-// decoding. Computed in fp32; β, log_decay and u are f32 or bf16, the last two (but for scalar
-// decays) with 16-byte aligned rows. It has no `skip` and no β of Rule::gla.
+// The forward without chunks, one step after another, for the few steps of decoding; `chunks` and
+// `keeps` are not used. Computed in fp32; β, log_decay and u are f32 or bf16, the last two (but for
+// scalar decays) with 16-byte aligned rows. It has no `skip` and no β of Rule::gla.
 constexpr int kMaxDecodeSteps = 8;
 void decode(const ChunkedForward&, Stream);
 void matrix_recurrence(const ChunkedBackward&, void* workspace, Stream);

@@ -21,7 +21,7 @@ namespace assay::ops {
 // as steps.h says.
 struct MatrixRecurrence {
   Transition transition = Transition::diagonal;
-  double scale = 1;  // of q
+  double scale = 1;  // factor of q
   at::Tensor q;      // [B, T, ·, K]
   // [B, T, ·, K], [B, T, ·, V]; undefined: nothing is written but by b
   at::Tensor k;
@@ -72,8 +72,8 @@ bool on_tensor_cores(const MatrixRecurrence& steps, const at::Tensor& state);
 std::tuple<at::Tensor, at::Tensor> by_tensor_cores(const MatrixRecurrence& steps,
                                                    const at::Tensor& state);
 
-// Of expanded steps, by chunks of up to chunk_size, a power of two, as batched matrix products; any
-// device; through autograd.
+// The recurrence of expanded steps by chunks of up to chunk_size, a power of two, as batched matrix
+// products; any device; through autograd.
 std::tuple<at::Tensor, at::Tensor> chunked(const MatrixRecurrence& steps, const at::Tensor& state,
                                            int64_t chunk_size);
 

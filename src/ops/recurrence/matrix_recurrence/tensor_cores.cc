@@ -19,7 +19,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// What the kernel reads, in this order; undefined where absent.
+// The tensors that the kernel reads, in this order; undefined where absent.
 enum Input { kQ, kK, kV, kA, kB, kBeta, kLogDecay, kU, kSkip, kState, kInputs };
 using Inputs = std::array<at::Tensor, kInputs>;
 
@@ -167,7 +167,7 @@ bool wants_gradient(const MatrixRecurrence& s, const at::Tensor& state) {
   return wants && at::GradMode::is_enabled();
 }
 
-// What decode takes.
+// Whether cuda::decode takes the steps.
 bool is_few(const MatrixRecurrence& s, const at::Tensor& state) {
   return !s.rate.defined() && !s.skip.defined() && s.q.size(1) <= cuda::kMaxDecodeSteps &&
          !wants_gradient(s, state);

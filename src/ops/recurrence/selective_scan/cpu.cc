@@ -1,7 +1,7 @@
 // The scan on the CPU. A task walks one tile of channels of one sequence through time; lanes are
 // channels, so the recurrence needs no shuffles and the sum over the state is a plain sum of
-// vectors. What is summed over channels or sequences goes to partial sums of its own per tile and
-// is added in a fixed order: the bits do not depend on threads.
+// vectors. Each tile has its own partial sums over channels or sequences, which are added in a
+// fixed order: the bits do not depend on threads.
 #include "ops/recurrence/selective_scan/kernel.h"
 
 #undef HWY_TARGET_INCLUDE

@@ -16,7 +16,7 @@
 namespace assay::ops {
 
 struct SelectiveScanForward {
-  DType dtype;  // of u, delta, B, C, z, y. "real" below: f64 when dtype is f64, else f32
+  DType dtype;  // dtype of u, delta, B, C, z, y. "real" below: f64 when dtype is f64, else f32
   // time ≥ 1; groups divides channels; 1 ≤ state_size ≤ 256
   int64_t batch;
   int64_t time;

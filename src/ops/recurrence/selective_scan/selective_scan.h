@@ -20,8 +20,8 @@ std::tuple<at::Tensor, at::Tensor> selective_scan(
     const std::optional<at::Tensor>& z = {}, const std::optional<at::Tensor>& delta_bias = {},
     bool delta_softplus = false, const std::optional<at::Tensor>& initial_state = {});
 
-// The same from tensor arithmetic, one step at a time: defines what is right; any device.
-// Nothing is checked.
+// Reference implementation in tensor arithmetic, one step at a time, for any device. It does not
+// check its arguments.
 std::tuple<at::Tensor, at::Tensor> selective_scan_reference(
     const at::Tensor& u, const at::Tensor& delta, const at::Tensor& A, const at::Tensor& B,
     const at::Tensor& C, const std::optional<at::Tensor>& D = {},

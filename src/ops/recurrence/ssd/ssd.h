@@ -25,8 +25,8 @@ std::tuple<at::Tensor, at::Tensor> ssd(const at::Tensor& x, const at::Tensor& dt
                                        const std::optional<at::Tensor>& initial_state = {},
                                        int64_t chunk_size = 64);
 
-// The same from tensor arithmetic, one step at a time: defines what is right; any device.
-// Nothing is checked.
+// Reference implementation in tensor arithmetic, one step at a time, for any device. It does not
+// check its arguments.
 std::tuple<at::Tensor, at::Tensor> ssd_reference(
     const at::Tensor& x, const at::Tensor& dt, const at::Tensor& A, const at::Tensor& B,
     const at::Tensor& C, const std::optional<at::Tensor>& D = {},

@@ -7,7 +7,7 @@
 namespace assay::ops::cuda {
 namespace {
 
-// of a block
+// threads and rows of a block
 constexpr int kThreads = 256;
 constexpr int kRows = 32;
 

@@ -12,7 +12,7 @@ constexpr int64_t feature_count(int64_t key_dim) {
 }
 
 struct TaylorFeatures {
-  DType dtype;  // of all; f32 or f64, on CUDA also bf16 with weights in f32
+  DType dtype;  // dtype of all tensors: f32 or f64, on CUDA also bf16 with weights in f32
   // K
   int64_t rows;
   int64_t key_dim;

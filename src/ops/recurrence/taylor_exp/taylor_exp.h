@@ -31,8 +31,8 @@ at::Tensor taylor_exp_features(const at::Tensor& x);
 // scale · xᵀy.
 at::Tensor taylor_exp_weights(int64_t key_dim, double scale, const at::TensorOptions& options);
 
-// The same from tensor arithmetic, one step at a time: defines what is right; any device.
-// Nothing is checked.
+// Reference implementation in tensor arithmetic, one step at a time, for any device. It does not
+// check its arguments.
 std::tuple<at::Tensor, at::Tensor> taylor_exp_attention_reference(
     const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale, bool normalize,
     double eps, const std::optional<at::Tensor>& initial_state = {});

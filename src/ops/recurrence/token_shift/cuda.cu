@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(TokenShiftBackward b
 #pragma unroll
   for (int i = 0; i < kCount; ++i)
     if (i < p.count) mix[i] = place.mix(i);
-  // of a position; by the position after
+  // dy, weight: of a position; owed: its gradient from the position after
   Part dy[kCount];
   Part weight[kCount];
   Part owed;

@@ -9,12 +9,12 @@ namespace assay::ops {
 constexpr int kMaxShifts = 6;
 
 struct TokenShift {
-  DType dtype;  // of x, before, own, y. "real": f64 when dtype is f64, else f32
+  DType dtype;  // dtype of x, before, own, y. "real": f64 when dtype is f64, else f32
   // any; all tensors contiguous
   int64_t batch;
   int64_t time;
   int64_t width;
-  int64_t count;                // of the y_i, up to kMaxShifts
+  int64_t count;                // number of the y_i, up to kMaxShifts
   const void* x;                // in  [B, T, D]
   const void* before;           // in  [B, D], x[−1]; null: 0
   const void* mix;              // in  [count, D] real

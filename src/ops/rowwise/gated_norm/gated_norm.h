@@ -52,7 +52,7 @@ struct GatedNorm : RowwiseFormula {
   }
   template <class R>
   ASSAY_FORMULA void backward_terms(const R* x, const R* w, const R* dy, R* t) {
-    t[0] = dy[0] * w[0] * x[0] * gate(x[1]).value;  // of both orders
+    t[0] = dy[0] * w[0] * x[0] * gate(x[1]).value;  // the same term in both orders
   }
   template <class R>
   ASSAY_FORMULA void finish_backward(R* sum, R width, R) {
@@ -76,7 +76,7 @@ using NormThenGate = GatedNorm<false>;
 // dtype of x. ValueError naming the argument when a shape does not fit.
 at::Tensor gated_rms_norm(const at::Tensor& x, const at::Tensor& z, const at::Tensor& weight,
                           double eps, bool gate_first, int64_t groups = 1);
-// What is right, in plain tensor arithmetic.
+// Reference implementation in plain tensor arithmetic.
 at::Tensor gated_rms_norm_reference(const at::Tensor& x, const at::Tensor& z,
                                     const at::Tensor& weight, double eps, bool gate_first,
                                     int64_t groups = 1);

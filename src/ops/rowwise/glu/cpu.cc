@@ -25,8 +25,8 @@ struct Gate {
   }
 };
 
-// A row of inputs and of outputs, and f of their vectors. What is left of the row at the end goes
-// through a buffer.
+// Applies f to a row of inputs, a vector at a time, and writes a row of outputs. The rest of a row,
+// less than a vector, goes through a buffer.
 template <int inputs, int outputs, class W, class F>
 HWY_INLINE void over_row(int64_t width, const std::array<const W*, inputs>& in,
                          const std::array<W*, outputs>& out, F f) {

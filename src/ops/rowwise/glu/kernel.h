@@ -8,7 +8,7 @@
 namespace assay::ops {
 
 struct Glu {
-  DType dtype;  // of all; computed in f64 when it is f64, else in f32
+  DType dtype;  // dtype of all tensors; computed in f64 when it is f64, else in f32
   // any
   int64_t rows;
   int64_t width;

@@ -23,7 +23,7 @@ int64_t padded_width(const Norm& p) {
   return (p.width + kLanes<R> - 1) / kLanes<R> * kLanes<R>;
 }
 inline int64_t num_blocks(const Norm& p) { return (p.rows + kBlockRows - 1) / kBlockRows; }
-inline int64_t num_kinds(const Norm& p) { return p.bias ? 2 : 1; }  // of parameters
+inline int64_t num_kinds(const Norm& p) { return p.bias ? 2 : 1; }  // kinds of parameters
 
 // A part of x and one of dy, and all weights and biases: each part padded with zeros, which add
 // nothing to a sum.

@@ -10,7 +10,7 @@ namespace assay::ops::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kMaxPacks = 512;  // of a part that a block keeps
+constexpr int kMaxPacks = 512;  // packs of a part that a block keeps
 
 int64_t num_parts(const Norm& p) { return p.rows * p.groups; }
 

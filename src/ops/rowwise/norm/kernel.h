@@ -9,7 +9,7 @@
 namespace assay::ops {
 
 struct Norm {
-  DType dtype;  // of x, y. "real": f64 when dtype is f64, else f32
+  DType dtype;  // dtype of x, y. "real": f64 when dtype is f64, else f32
   // any; a row has groups · width numbers
   int64_t rows;
   int64_t groups;

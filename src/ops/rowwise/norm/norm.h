@@ -8,9 +8,9 @@
 
 namespace assay::ops {
 
-// x [..., D] (fp32, fp64, bf16), weight and bias [D] (fp32; fp64 for fp64) → the dtype of x. Of
-// each of `groups` equal parts of a row (of each head) by itself. ValueError naming the argument
-// when a shape does not fit.
+// x [..., D] (fp32, fp64, bf16), weight and bias [D] (fp32; fp64 for fp64) → the dtype of x. Each
+// of `groups` equal parts of a row (each head) is normalised by itself. ValueError naming the
+// argument when a shape does not fit.
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, int64_t groups = 1);
 at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                       double eps, int64_t groups = 1);
@@ -21,7 +21,7 @@ std::pair<at::Tensor, at::Tensor> add_norm(const at::Tensor& x, const at::Tensor
                                            const std::optional<at::Tensor>& bias, double eps,
                                            int64_t groups = 1);
 
-// What is right, in plain tensor arithmetic.
+// Reference implementations in plain tensor arithmetic.
 at::Tensor rms_norm_reference(const at::Tensor& x, const at::Tensor& weight, double eps,
                               int64_t groups = 1);
 at::Tensor layer_norm_reference(const at::Tensor& x, const at::Tensor& weight,

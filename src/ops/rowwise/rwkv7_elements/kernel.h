@@ -7,7 +7,7 @@ namespace assay::ops {
 
 constexpr double kRwkv7Eps = 1e-12;
 
-// Of the projections d, e and k, with parameters k_k and k_a:
+// Formulas for the projections d, e and k, with parameters k_k and k_a:
 //   ln w = −exp(−½) σ(d)   k' = k ⊙ (1 + (a − 1) ⊙ k_a), a = σ(e)
 //   κ = q / max(‖q‖, eps), q = k ⊙ k_k
 // The outputs are ln w, k', −κ and κ ⊙ a. With G the gradient of κ: dq = s (G − s² q Σ(G q)), s = 1

@@ -44,7 +44,7 @@ struct UnitLength : RowwiseFormula {
 // x [..., D] (fp32, fp64, bf16), each of `groups` equal parts of a row by itself → the same shape
 // and dtype. Throws ValueError for integers.
 at::Tensor unit_length(const at::Tensor& x, double eps, int64_t groups = 1);
-// What is right, in plain tensor arithmetic.
+// Reference implementation in plain tensor arithmetic.
 at::Tensor unit_length_reference(const at::Tensor& x, double eps, int64_t groups = 1);
 
 }  // namespace assay::ops

@@ -69,7 +69,7 @@ struct Memory {
   }
 };
 
-// What a task works on: the keys of one chunk and key head, and their gradients so far.
+// The work of a task: the keys and values of one chunk and key head, and their gradients so far.
 template <class R>
 struct Target {
   int64_t b;

@@ -16,8 +16,8 @@ int block_keys(const Top1ChunkForward& p) { return p.chunk_size <= 64 ? 64 : 128
 template <int kKeys>
 constexpr int kRowsOf = 2 * kTile / kKeys;  // rows of a tile that a thread fetches its part of
 
-// What a query brings in addition to its rows; zeros where there is none, which then adds nothing,
-// and a time of -1. `limit`: it reads the block's keys [0, limit).
+// The statistics of a tile's queries. A row without a query has zeros in shift and delta, which add
+// nothing, and a time of -1. `limit`: the query reads the block's keys [0, limit).
 struct RowStats {
   // shift: −logsumexp in base 2
   float shift[kTile];

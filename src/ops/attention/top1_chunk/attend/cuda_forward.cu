@@ -38,8 +38,8 @@ __device__ inline Limits limits_of(const QueryTiles& all, int tile, const LaneIt
   return {{limit(0), limit(1)}, begin + 1, begin + kTile};
 }
 
-// What the lane's two rows have read: out = o / weight, logsumexp = offset + log₂ sum (base 2).
-// weight: the sum of the weights as bf16, as products take them; in two columns.
+// Sums over the keys that the lane's two rows read: out = o / weight, logsumexp = offset + log₂ sum
+// in base 2. weight: the sum of the weights as bf16, as products take them; in two columns.
 template <int D>
 struct RowOutputs {
   float o[D / 8][4];

@@ -24,7 +24,7 @@ constexpr float kHigh = 1.0006f;
 constexpr float kSlack = 1.0003f;
 
 struct SumBounds {
-  // of a lane's two rows
+  // partial sums of a lane's two rows
   float exact[2] = {};
   float cheap[2] = {};
 
@@ -129,7 +129,7 @@ __global__ void __launch_bounds__(kThreads + 32, 1)
     const float* norms = scratch.key_norm + head * (tiles / steps);
     const bool bounded = score_bound<D>(stages.group(), scale, norms, mine.candidates) <= kBound;
     if (!bounded) again = true;
-    const bool writes = threadIdx.x % 4 < 2;  // of the two lanes that have the sums of a row
+    const bool writes = threadIdx.x % 4 < 2;  // one lane of the quad for each of its two rows
     const int row = QueryTile::row(threadIdx.x % 2);
     const int own = writes ? (mine.first + min(row, mine.count - 1)) / int(p.chunk_size) : 0;
     Kept kept{shared.kept, row};

@@ -10,10 +10,10 @@ namespace {
 
 constexpr int kThreads = 512;
 
-// What items are sorted by: the choice of one rank, or the chunk of a pair. Not less than the
-// number of chunks: none.
+// The sort key of an item: the chunk chosen at one rank, or the chunk of a pair. A key that is not
+// less than the number of chunks means none.
 struct QueryChoices {
-  // of equal choice the earlier item first: sums over a list have an order
+  // items of equal choice stay in order, so that sums over a list have a fixed order
   static constexpr bool kInOrder = true;
   const int64_t* selected;
   int top_k;

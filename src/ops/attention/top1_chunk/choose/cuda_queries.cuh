@@ -19,7 +19,7 @@ struct QueryTiles {
   int group;
   int time;
   bool later;  // a later segment
-  int number;  // of that segment, or of the chunk
+  int number;  // index of that segment in the table, or of the chunk
   // [first_key, first_key + keys) of the sequence, or none
   int first_key;
   int keys = 0;
@@ -72,7 +72,7 @@ struct QueryTiles {
     if (listed(tile)) return order[i];
     return group == 1 ? first_key + i : i / own * time + first_key + i % own;
   }
-  // Of an item in [B, H, T].
+  // The index of an item's query in [B, H, T].
   __device__ int64_t row(int item) const { return int64_t{part} * group * time + item; }
 };
 
@@ -94,7 +94,7 @@ struct Query {
 // before its own queries are done.
 struct OwnQueries {
   using Count = ::cuda::atomic_ref<int, ::cuda::thread_scope_device>;
-  int* finished;  // of each of the head's chunks: the keys that its own queries have read
+  int* finished;  // [chunks] of the head: keys of the chunk that its own queries have read
   __device__ OwnQueries(const Lists& lists, int part, int* all)
       : finished(all + int64_t{part} * lists.chunks) {}
   // By one thread, after a barrier.

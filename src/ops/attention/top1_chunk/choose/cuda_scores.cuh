@@ -9,7 +9,7 @@
 namespace assay::ops::cuda::top1 {
 
 constexpr int kRows = 64;       // queries of a warpgroup
-constexpr int kTileRows = 128;  // of a tile of summaries
+constexpr int kTileRows = 128;  // rows of a tile of summaries
 
 // A chunk has kParts rows: its mean and what rounding left of it, all first parts of a tile before
 // all second ones; or its mean and axes, where rows of eight chunks make kParts n-tiles, so that a
@@ -148,8 +148,8 @@ __device__ void score_tiles(const ScoreSmem<D, kTile>& shared, int count, Use&& 
   }
 }
 
-// The same with the queries in registers, a whole tile at a time: use(scores, tile number). A
-// tile's column is the sum of kTile / kColumns rows of it. While a warpgroup waits for its
+// As score_tiles, with the queries in registers, a whole tile at a time: use(scores, tile number).
+// A tile's column is the sum of kTile / kColumns rows of it. While a warpgroup waits for its
 // products, others use theirs. A thread brings the tiles in, not a warp of its own: by all threads
 // of the block, which are warpgroups of queries.
 template <int D, int kTile, int kColumns, class Use>
@@ -222,7 +222,7 @@ __device__ inline void square_add(float& sum, const uint4& x) {
   }
 }
 
-// of a score in base 2: 2^(100 + log₂ 256) is finite, 2^−100 a normal number
+// bound of a score in base 2: 2^(100 + log₂ 256) is finite, 2^−100 a normal number
 constexpr float kBound = 100;
 // The largest |scale · q·k| in base 2 that a warpgroup can meet, by Cauchy and Schwarz.
 template <int D>

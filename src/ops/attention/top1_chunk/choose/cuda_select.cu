@@ -99,7 +99,7 @@ struct Best {
       chunk = c;
     }
   }
-  // Of row i of the lane.
+  // Writes the chunk chosen for row i of the lane and, where top_k > 1, its score.
   __device__ void write(const Top1ChunkForward& p, const QueryTile& mine, int i, float* before,
                         int rank) const {
     const int row = mine.row(i);

@@ -55,8 +55,8 @@ __device__ void insert(int (&list)[kKept], int (&x)[4]) {
   bitonic_merge(list);
 }
 
-// Of each number and one of the lane `step` away, its opposite or its like, the larger
-// or the smaller.
+// Replaces each number with the larger or the smaller of it and a number of the lane `step` away,
+// which is at the opposite place of the list or at the same place.
 __device__ void select_half(int (&list)[kKept], int step, bool opposite, bool larger) {
   int other[kKept];
 #pragma unroll

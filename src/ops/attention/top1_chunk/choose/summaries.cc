@@ -9,7 +9,7 @@ namespace {
 
 constexpr const char* kOp = "chunk_summaries";
 
-// of an axis: what rounding leaves of one that depends on those before
+// share of an axis that rounding may leave if the axis depends on those before it
 constexpr double kTiny = 1e-6;
 
 at::Tensor unit(const at::Tensor& x) { return x / x.norm(2, -1, true).clamp_min(1e-30); }

@@ -12,12 +12,12 @@ namespace assay::ops::cuda {
 namespace top1 {
 namespace {
 
-// of a block; fewer where blocks are many
+// threads and warps of a block, at most; fewer where blocks are many
 constexpr int kMaxThreads = 256;
 constexpr int kMaxWarps = kMaxThreads / 32;
-constexpr int kMaxKept = 64;     // of top_k and shortlist
+constexpr int kMaxKept = 64;     // largest top_k and shortlist
 constexpr int kMaxRead = 16384;  // keys of a query
-// of the scores that a block keeps
+// bytes of the scores that a block keeps, at most
 constexpr int64_t kMaxScoreBytes = 192 << 10;
 
 // Rows of D numbers of type T, each read by kLanes neighbouring lanes, 16 bytes at a time.
@@ -121,7 +121,7 @@ template <class T, int D, bool kOwnCaches>
 struct Step {
   using R = Real<T>;
   using Keys = Rows<T, D>;
-  static constexpr int kParts = sizeof(T) == 2 ? 2 : 1;  // of a mean
+  static constexpr int kParts = sizeof(T) == 2 ? 2 : 1;  // parts of a mean
   const Top1ChunkForward& p;
   DecodeSmem<R>& s;
   const R* query;  // [D] in shared memory, times scale · log₂e; approx: times nothing
@@ -130,8 +130,8 @@ struct Step {
   int chunk;
   int own;
   int last;
-  float inverse;         // of chunk
-  void* caches[3] = {};  // of the block's row
+  float inverse;         // 1 / chunk
+  void* caches[3] = {};  // keys, values and summaries of the block's row
 
   __device__ void load_caches() {
     const int count = p.selection == Selection::approx ? 3 : 2;
@@ -164,7 +164,7 @@ struct Step {
       prefetch_l2(reinterpret_cast<const char*>(row(x, first + i / kLines)) + i % kLines * 128);
   }
 
-  // Of the chunks, then of the keys read.
+  // The scores of the chunks, then those of the keys read, in shared memory.
   __device__ static R* scores() {
     extern __shared__ double memory[];
     return reinterpret_cast<R*>(memory);
@@ -196,8 +196,8 @@ struct Step {
       if (threadIdx.x % 32 == 0) put_score(id, all + log2(sum));
     }
   }
-  // The same of all by rows of the summary: both parts of the mean, or (listed) the mean and axes.
-  // One group of lanes per chunk.
+  // Scores of all chunks from rows of their summaries: both parts of the mean, or (listed) the mean
+  // and axes. There is one group of lanes per chunk.
   __device__ void score_by_summary(bool listed) const {
     const Keys keys(query);
     const int groups = blockDim.x / Keys::kLanes;
@@ -250,7 +250,7 @@ struct Step {
   }
   // The `n` best of them, best first, ties to the lower number, to s.kept; −1: none left.
   __device__ void keep_best(int count, bool of_kept, int n) const {
-    int kept = -1;  // of rank threadIdx.x
+    int kept = -1;  // chunk of rank threadIdx.x
     Best before{INFINITY, 0, -1};
     for (int rank = 0; rank < n; ++rank) {
       __syncthreads();
@@ -266,9 +266,9 @@ struct Step {
     if (threadIdx.x < n) s.kept[threadIdx.x] = kept;
     __syncthreads();
   }
-  // The best by the high parts of the means, of which the scores are kept. `rest` is a bound on
-  // what the low parts, each number 2^−8 of the high one or less, can add. What may be needed of
-  // the low parts is sent for.
+  // The best by the high parts of the means, whose scores are kept. `rest` bounds the sum that the
+  // low parts, each number 2^−8 of the high one or less, can add. Each group of lanes prefetches
+  // the low part of its best chunk.
   __device__ Best best_by_high_parts() const {
     const Keys rows(query);
     Best best;
@@ -474,7 +474,7 @@ __global__ void __launch_bounds__(kMaxThreads, sizeof(T) == 2 ? 3 : 1)
 }  // namespace
 }  // namespace top1
 
-// Of the scores of all chunks, then of the keys read.
+// Bytes for the scores of all chunks, and then for those of the keys read.
 static size_t score_bytes(const Top1ChunkForward& p) {
   const int64_t chunks = (p.past + p.time) / p.chunk_size;
   return size_t(std::max(chunks, (p.top_k + 1) * p.chunk_size)) *
