@@ -1,5 +1,5 @@
-// Decode attention on CUDA. The keys of a row and head are cut into up to eight equal parts of 256
-// keys or more. A cluster of eight blocks has one part per block; where there are many rows and
+// Decode attention on CUDA. The keys of a row and head are cut into up to eight parts, one per
+// 256 keys. A cluster of eight blocks has one part per block; where there are many rows and
 // heads, one block has all parts in turn, with the same result. A group of lanes has a key at a
 // time, each lane eight of its numbers, and an online softmax of its own over every n-th key.
 //

@@ -1,6 +1,6 @@
 #pragma once
 // Causal depthwise convolution over time, differentiable. Formula and source: kernel.h
-// beside this file.
+// next to this file.
 #include <ATen/core/Tensor.h>
 
 #include <optional>

@@ -67,7 +67,7 @@ bool register_matrix_recurrence(const std::string& op, int cuda_numerics = 2, in
                                 const std::string& key_sizes = "up to 256");
 
 // The kernels of kernel.h, "On CUDA": bf16 sequences, float32 state; sizes between theirs are
-// filled up with zeros (of delta rules for the few steps of decoding only).
+// zero-padded (of delta rules for the few steps of decoding only).
 bool on_tensor_cores(const MatrixRecurrence& steps, const at::Tensor& state);
 std::tuple<at::Tensor, at::Tensor> by_tensor_cores(const MatrixRecurrence& steps,
                                                    const at::Tensor& state);

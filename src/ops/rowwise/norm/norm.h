@@ -1,6 +1,6 @@
 #pragma once
 // Root-mean-square norm and layer norm, differentiable. Formulas and sources: kernel.h
-// beside this file.
+// next to this file.
 #include <ATen/core/Tensor.h>
 
 #include <optional>

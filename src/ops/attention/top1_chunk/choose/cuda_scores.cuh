@@ -64,7 +64,7 @@ struct QueryTile {
   __device__ static int row(int i) { return threadIdx.x / 32 * 16 + i * 8 + threadIdx.x % 32 / 4; }
 };
 
-// Where things lie: the queries of each warpgroup, the tiles under way, their barriers.
+// Layout of shared memory: the queries of each warpgroup, the tiles under way, their barriers.
 template <int D, int kTile>
 struct ScoreSmem {
   static constexpr int kStages = 3;
