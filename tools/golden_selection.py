@@ -43,8 +43,9 @@ PER_HEAD = {"u", "A", "D", "dt_bias", "gamma"}                       # [head, ..
 FIRST_SEQUENCE = ["longhorn_exact_T65", "longhorn_block_T65", "base_conv_T64_expand4",
                   "zoology_base_conv_T65", "based_linear_attention_T65", "kda_layer_T65",
                   "gdn2_layer_T65", "comba_layer_T65", "lfm2_conv_layer_T65", "mamba3_layer_T65",
-                  "forgetting_attn_layer_T65_gated"]
-SHARED = PER_HEAD | {"delta_bias"}  # one tensor for all sequences
+                  "forgetting_attn_layer_T65_gated", "indexer_minimax_m3_T65_C8_k4",
+                  "attention_sinks_T65"]
+SHARED = PER_HEAD | {"delta_bias", "sinks"}  # one tensor for all sequences
 
 MODELS = ["hf_llama_mha", "hf_mamba", "hf_mamba2", "hf_gated_deltanet"]
 RWKV = ["rwkv5_model_T65", "rwkv6_model_T65", "rwkv7_model_T65"]

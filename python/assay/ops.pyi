@@ -297,6 +297,7 @@ def window_attention(
     window: int,
     scale: float | None = None,
     alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Causal softmax attention over the last `window` positions, the own one included; -1: all.
 
@@ -304,6 +305,7 @@ def window_attention(
                                        [- alibi_slopes (t - j)]
 
     q [B, T, H, D]; k, v [B, S, Hk, D] with S >= T: the queries are the last T positions;
-    alibi_slopes [H]; scale: 1 / sqrt(D) by default. Returns out [B, T, H, D].
+    alibi_slopes [H]; scale: 1 / sqrt(D) by default. With sinks [H], the softmax of a row of head h
+    has one more score, sinks[h], whose value is zero. Returns out [B, T, H, D].
     """
     ...

@@ -87,7 +87,7 @@ void time_steps(nn::LanguageModel& model, const ModelBench& o, c10::Device devic
   Progress progress;
   std::vector<double> seconds;
   const auto work = [&](int64_t step) {
-    model.loss(tokens).backward();
+    model.training_losses(tokens).sum().backward();
     optimizer.step(1e-4, step).item<float>();  // waits for the device
   };
   for (int64_t step = 0; step <= o.steps; ++step) {

@@ -62,15 +62,14 @@ std::vector<at::Tensor> SlicedPass::forward(LayerFunction function,
   const int64_t index = int64_t(layers_.size());
   layers_.push_back({std::move(function), {}});
   Layer& layer = layers_.back();
-  handed_.resize(x.size());
   std::vector<at::Tensor> y;
   Handed state;
   if (slices_.begin > 0) state = neighbours_->receive(index);
   for (size_t i = 0; i < x.size(); ++i) {
-    Passage passage{{leaf(x[i]), leaves(handed_[i]), leaves(state)}, {}, {}};
+    Passage passage{{leaf(x[i]), leaves(handed[i]), leaves(state)}, {}, {}};
     Tensors out = run(layer.function, i, passage, /*again=*/false);
     y.push_back(out.x.detach());
-    for (auto& [name, tensor] : out.handed) handed_[i][name] = tensor.detach();
+    for (auto& [name, tensor] : out.handed) handed[i][name] = tensor.detach();
     if (i + 1 < x.size()) state = copied(out.state);
     else if (!last(i)) neighbours_->send(index, copied(out.state));
     if (!recompute_) passage.out = std::move(out);
@@ -95,7 +94,6 @@ std::vector<at::Tensor> SlicedPass::backward(const std::vector<at::Tensor>& dy,
                                              const std::function<void(size_t)>& done) {
   Layer layer = std::move(layers_.back());
   layers_.pop_back();
-  handed_gradients_.resize(dy.size());
   std::vector<at::Tensor> dx(dy.size());
   for (size_t i = dy.size(); i-- > 0;) {
     Passage& passage = layer.passages[i];
@@ -110,12 +108,12 @@ std::vector<at::Tensor> SlicedPass::backward(const std::vector<at::Tensor>& dy,
         root_gradients.push_back(gradient);
       }
     };
-    add(passage.out.handed, handed_gradients_[i]);
+    add(passage.out.handed, handed_gradients[i]);
     add(passage.out.state, gradients_of_state(layer, i));
     torch::autograd::backward(roots, root_gradients);
     passage.out = {};
     dx[i] = gradient_of(passage.in.x);
-    handed_gradients_[i] = gradients_of(passage.in.handed);
+    handed_gradients[i] = gradients_of(passage.in.handed);
     if (i == 0 && slices_.begin > 0)
       neighbours_->send_gradients(values(copied(gradients_of(passage.in.state))));
     done(i);
@@ -129,6 +127,9 @@ std::vector<at::Tensor> sliced_loss(LanguageModel& model, const at::Tensor& toke
   const int64_t here = slices.end - slices.begin;
   const int64_t time = (tokens.size(1) - 1) / here;
   SlicedPass pass(slices, neighbours, model.recompute_activations);
+  const at::Tensor no_auxiliary = model.no_auxiliary_loss();
+  if (no_auxiliary.defined())
+    for (Handed& of_slice : pass.handed) of_slice[State::kAuxiliaryLoss] = no_auxiliary;
   std::vector<at::Tensor> embedded;
   std::vector<at::Tensor> x;
   std::vector<at::Tensor> losses;
@@ -149,7 +150,13 @@ std::vector<at::Tensor> sliced_loss(LanguageModel& model, const at::Tensor& toke
     const at::Tensor loss = model.loss_of_hidden(model.normalised({output, {}}), targets) / divisor;
     loss.backward();
     done(size_t(i));
-    losses.push_back(loss.detach());
+    std::vector<at::Tensor> all = {loss.detach()};
+    if (no_auxiliary.defined()) {
+      all.push_back(pass.handed[size_t(i)].at(State::kAuxiliaryLoss).to(loss) / divisor);
+      pass.handed_gradients[size_t(i)][State::kAuxiliaryLoss] =
+          at::full_like(no_auxiliary, 1 / divisor);
+    }
+    losses.push_back(at::stack(all));
     x[size_t(i)] = gradient_of(output);
   }
   for (size_t layer = model.layers.size(); layer-- > 0;) x = pass.backward(x, done);

@@ -54,7 +54,11 @@ class SlicedPass {
   // `neighbours`: not used when this process has all slices. `recompute`: a layer keeps its inputs
   // only, and is computed again before its backward pass.
   SlicedPass(ContextSlices slices, Neighbours* neighbours, bool recompute = false)
-      : slices_(slices), neighbours_(neighbours), recompute_(recompute) {}
+      : handed(size_t(slices.end - slices.begin)),
+        handed_gradients(handed.size()),
+        slices_(slices),
+        neighbours_(neighbours),
+        recompute_(recompute) {}
 
   using LayerFunction = std::function<at::Tensor(const at::Tensor& x, State& state)>;
   // x: one tensor per slice of this process, [B, T / count, …]. Returns those of the next layer.
@@ -64,6 +68,11 @@ class SlicedPass {
   // have been added to grad().
   std::vector<at::Tensor> backward(const std::vector<at::Tensor>& gradients,
                                    const std::function<void(size_t i)>& done);
+
+  // Values that layers hand on to later ones, by slice of this process, and their gradients: those
+  // of the last layer before the first backward().
+  std::vector<Handed> handed;
+  std::vector<Handed> handed_gradients;
 
  private:
   struct Tensors {
@@ -88,14 +97,11 @@ class SlicedPass {
   Neighbours* neighbours_;
   bool recompute_;
   std::vector<Layer> layers_;
-  // by slice: what layers hand on to later ones
-  std::vector<Handed> handed_;
-  std::vector<Handed> handed_gradients_;
 };
 
 // Forward and backward of the loss of a batch whose sequences are cut. tokens: those of the slices
 // of this process and the one after them, [B, T · (end − begin) / count + 1]. Returns for each
-// slice Σ −ln p / (its tokens · divisor); done(i) as in SlicedPass.
+// slice LanguageModel::training_losses of it over `divisor`; done(i) as in SlicedPass.
 std::vector<at::Tensor> sliced_loss(LanguageModel& model, const at::Tensor& tokens,
                                     ContextSlices slices, Neighbours* neighbours, double divisor,
                                     const std::function<void(size_t i)>& done);

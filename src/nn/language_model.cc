@@ -200,7 +200,7 @@ Parts parts_of(ModelSpec spec) {
       parts.mixers["mixer " + model.spec.config.pattern[i % size_t(period)]] = version;
   const at::AutoGradMode gradients(true);
   const ops::CalledOps called;
-  model.loss(at::zeros({1, 5}, at::kLong)).backward();
+  model.training_losses(at::zeros({1, 5}, at::kLong)).sum().backward();
   parts.operators = called.names;
   return parts;
 }
@@ -371,6 +371,7 @@ Residual LanguageModel::residual(const at::Tensor& tokens, ModelState& state) {
   Residual x{embed(tokens, state), {}};
   if (watch) watch(-1, x.x);
   Handed handed;
+  if (state.auxiliary_loss.defined()) handed[State::kAuxiliaryLoss] = state.auxiliary_loss;
   for (size_t i = 0; i < layers.size(); ++i) {
     const auto run = [layer = layers[i], dtype = product_dtype()](
                          const Residual& input, State& state, Handed& from_before) {
@@ -394,6 +395,7 @@ Residual LanguageModel::residual(const at::Tensor& tokens, ModelState& state) {
       watch(int64_t(i), x.x);
     }
   }
+  if (state.auxiliary_loss.defined()) state.auxiliary_loss = handed.at(State::kAuxiliaryLoss);
   state.position += time;
   for (int64_t& position : state.positions) position += position < 0 ? 0 : time;
   if (state.device_positions.defined())
@@ -422,6 +424,23 @@ at::Tensor LanguageModel::loss(const at::Tensor& tokens) {
   ModelState state{.last = true};
   const at::Tensor h = hidden(tokens.slice(1, 0, -1), state);
   return loss_of_hidden(h, tokens.slice(1, 1));
+}
+
+at::Tensor LanguageModel::training_losses(const at::Tensor& tokens) {
+  ModelState state{.last = true, .auxiliary_loss = no_auxiliary_loss()};
+  const at::Tensor h = hidden(tokens.slice(1, 0, -1), state);
+  std::vector<at::Tensor> losses = {loss_of_hidden(h, tokens.slice(1, 1))};
+  if (state.auxiliary_loss.defined()) losses.push_back(state.auxiliary_loss.to(losses[0]));
+  return at::stack(losses);
+}
+
+at::Tensor LanguageModel::no_auxiliary_loss() const {
+  const auto has_one = [](const auto& layer) {
+    return layer->mixer->has_auxiliary_loss() ||
+           (layer->channel_mixer && layer->channel_mixer->has_auxiliary_loss());
+  };
+  if (std::ranges::none_of(layers, has_one)) return {};
+  return at::zeros({}, embedding.options().dtype(at::promote_types(product_dtype(), at::kFloat)));
 }
 
 at::Tensor LanguageModel::loss_of_hidden(const at::Tensor& hidden,

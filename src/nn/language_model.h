@@ -70,6 +70,9 @@ struct ModelState {
   std::vector<int64_t> positions;  // of rows at positions of their own: State::positions
   at::Tensor device_positions;     // on CUDA, of the same rows: State::device_positions
   int64_t capacity = 0;            // all of these are below it
+  // Undefined, or the sum of the auxiliary losses of all layers after a piece that is trained on.
+  // LanguageModel::no_auxiliary_loss() before it.
+  at::Tensor auxiliary_loss;
   int64_t bytes() const;
 };
 // The state of sequence rows[i] of the batch as row i of a new batch; rows [N] i64 on the device of
@@ -114,6 +117,10 @@ struct LanguageModel : Module {
   // loss() from the result of hidden(), [B, T, d_model], and the next tokens [B, T].
   at::Tensor loss_of_hidden(const at::Tensor& hidden, const at::Tensor& targets) const;
   at::Tensor token_losses(const at::Tensor& tokens);  // [B, T] f32, no gradient
+  // The terms of the sum that training minimises: loss(tokens), and the auxiliary losses of the
+  // layers if a part of the model has one. [1] or [2].
+  at::Tensor training_losses(const at::Tensor& tokens);
+  at::Tensor no_auxiliary_loss() const;  // zero; undefined if no part has one
 
   double forward_flops(int64_t time);  // per token, at sequence length `time`
   int64_t parameter_count();

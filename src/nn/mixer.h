@@ -39,6 +39,13 @@ class State {
   // may be anything.
   bool last = false;
 
+  // A loss that training adds to that of the model. It is in `handed`, summed over the layers so
+  // far, while a model trains, and absent otherwise.
+  static constexpr const char* kAuxiliaryLoss = "auxiliary_loss";
+  bool wants_auxiliary_loss() const { return handed.contains(kAuxiliaryLoss); }
+  // loss: a scalar, the mean over the tokens of the piece. Only if one is wanted.
+  void add_auxiliary_loss(const at::Tensor& loss);
+
   // Only for a batch whose sequences are at different positions (nn/slots.h), which advances by
   // one token per step: the number of tokens that each row has read, and -1 for an unused row.
   std::vector<int64_t> positions;
@@ -90,6 +97,8 @@ struct Mixer : Module {
   virtual int64_t max_time() const { return INT64_MAX; }
   // Positions of a window: a part of the state grows until this many were read. 0: no window.
   virtual int64_t window() const { return 0; }
+  // Its forward() adds an auxiliary loss to a state that wants one.
+  virtual bool has_auxiliary_loss() const { return false; }
   // For probes: softmax weights [B, H, T, T] of a whole sequence x [B, T, d_model]; undefined where
   // there are none.
   virtual at::Tensor attention_weights(const at::Tensor& /*x*/) const { return {}; }

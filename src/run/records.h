@@ -149,8 +149,9 @@ struct TrainingLine {
   std::optional<double> mfu;
   std::optional<double> seconds;
   std::optional<int64_t> memory_bytes;
+  std::optional<double> auxiliary_loss;  // not a part of `loss`; absent if no mixer has one
   ASSAY_FIELDS(step, loss, tokens, learning_rate, grad_norm, tokens_per_second, mfu, seconds,
-               memory_bytes)
+               memory_bytes, auxiliary_loss)
 };
 
 // Names of slices (eval/held_out.h). Every token is in one of the first three, in one of the next
@@ -216,6 +217,7 @@ struct EvaluationLine {
 struct TrainingState {
   int64_t step = 0;          // optimizer steps done; the data state is this one integer
   double interval_loss = 0;  // sum of losses since the last line of metrics
+  std::optional<double> interval_auxiliary_loss;  // absent if no mixer has one
   int64_t interval_steps = 0;
   double evaluation_loss = 0;  // sum of losses since the last evaluation
   int64_t evaluation_steps = 0;
@@ -225,8 +227,8 @@ struct TrainingState {
   // safetensors_checksum of the two files; absent in older checkpoints
   std::optional<std::string> weights_checksum;
   std::optional<std::string> moments_checksum;
-  ASSAY_FIELDS(step, interval_loss, interval_steps, evaluation_loss, evaluation_steps, last_loss,
-               mean_loss, seconds, weights_checksum, moments_checksum)
+  ASSAY_FIELDS(step, interval_loss, interval_auxiliary_loss, interval_steps, evaluation_loss,
+               evaluation_steps, last_loss, mean_loss, seconds, weights_checksum, moments_checksum)
 };
 
 }  // namespace assay::run

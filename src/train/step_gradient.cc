@@ -52,15 +52,16 @@ StepGradient::Step StepGradient::compute(int64_t step, bool stop, bool save) {
   std::vector<at::Tensor> values = compute_slices(step);
   sum_->finish();
   if (!ranks_) return {tree_sum(values)};
-  const int64_t slices = int64_t(values.size());
+  const int64_t losses = values.front().numel();
   for (const bool asked : {stop, save})
-    values.push_back(at::full({}, double(asked), values.front().options()));
-  const at::Tensor all = ranks_->gather(at::stack(values));
-  return {tree_sum(all.slice(1, 0, slices).flatten().unbind()), all.select(1, slices).amax(),
-          all[0][slices + 1]};
+    values.push_back(at::full({1}, double(asked), values.front().options()));
+  const at::Tensor all = ranks_->gather(at::cat(values));
+  return {tree_sum(all.slice(1, 0, -2).reshape({-1, losses}).unbind()), all.select(1, -2).amax(),
+          all[0][-1]};
 }
 
-// Forward and backward of the slices of this rank, up to sum_->finish(). Returns their losses.
+// Forward and backward of the slices of this rank, up to sum_->finish(). Returns the losses of
+// each.
 std::vector<at::Tensor> StepGradient::compute_slices(int64_t step) {
   std::vector<at::Tensor> losses;
   const int64_t context = c_.context_slices;
@@ -80,11 +81,11 @@ std::vector<at::Tensor> StepGradient::compute_slices(int64_t step) {
 }
 
 at::Tensor StepGradient::whole_sequences(const at::Tensor& tokens, bool last) {
-  const at::Tensor loss = backward(tokens, double(c_.gradient_slices), [&] {
+  const at::Tensor losses = backward(tokens, double(c_.gradient_slices), [&] {
     if (last) sum_->start_last();
   });
   if (!last) sum_->keep();
-  return loss;
+  return losses;
 }
 
 std::vector<at::Tensor> StepGradient::cut_sequences(const at::Tensor& tokens,
@@ -129,18 +130,17 @@ at::Tensor StepGradient::read(int64_t from, int64_t sequences) const {
   return batch.to(device_, /*non_blocking=*/true);
 }
 
-// The mean loss of `batch` divided by `slices`, and its gradient. Calls `before_last` before the
-// last backward pass.
+// The mean losses of `batch` divided by `slices`, and the gradient of their sum. Calls
+// `before_last` before the last backward pass.
 at::Tensor StepGradient::backward(const at::Tensor& batch, double slices,
                                   const std::function<void()>& before_last) {
-  at::Tensor total = at::zeros({}, at::TensorOptions().device(device_).dtype(
-                                       at::promote_types(model_.compute_dtype, at::kFloat)));
+  at::Tensor total;
   const std::vector<at::Tensor> parts = batch.split(c_.micro_batch_size);
   for (size_t i = 0; i < parts.size(); ++i) {
-    const at::Tensor loss = model_.loss(parts[i]) / (slices * double(parts.size()));
+    const at::Tensor losses = model_.training_losses(parts[i]) / (slices * double(parts.size()));
     if (i + 1 == parts.size()) before_last();
-    loss.backward();
-    total += loss.detach();
+    losses.sum().backward();
+    total = total.defined() ? total + losses.detach() : losses.detach();
   }
   return total;
 }

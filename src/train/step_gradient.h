@@ -27,10 +27,10 @@ class StepGradient {
   // The object that sums the gradients of slices; null: one process, one slice.
   GradientSum* sum() { return sum_ ? &*sum_ : nullptr; }
 
-  // Scalars on the device: the mean loss, and with ranks whether one of them was asked to stop, and
-  // rank 0 to save.
+  // On the device: the means of LanguageModel::training_losses, and with ranks whether one of them
+  // was asked to stop, and rank 0 to save.
   struct Step {
-    at::Tensor loss;
+    at::Tensor losses;
     at::Tensor stop;
     at::Tensor save;
   };
@@ -38,7 +38,7 @@ class StepGradient {
   // rank was asked for.
   Step compute(int64_t step, bool stop, bool save);
   // Leaves the gradients for the first `time` tokens of the first `sequences` sequences of the
-  // step, in this process. Returns the mean loss.
+  // step, in this process. Returns the mean losses.
   at::Tensor compute_part(int64_t step, int64_t sequences, int64_t time);
 
  private:

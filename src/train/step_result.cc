@@ -6,11 +6,11 @@
 namespace assay::train {
 
 StepResult::StepResult(int64_t step, const StepGradient::Step& made, const at::Tensor& norm)
-    : step(step) {
-  std::vector<at::Tensor> scalars = {made.loss, norm};
-  if (made.stop.defined()) scalars.insert(scalars.end(), {made.stop, made.save});
-  for (at::Tensor& scalar : scalars) scalar = scalar.to(at::kDouble);
-  const at::Tensor all = at::stack(scalars);
+    : step(step), losses_(made.losses.numel()) {
+  std::vector<at::Tensor> parts = {made.losses, norm};
+  if (made.stop.defined()) parts.insert(parts.end(), {made.stop, made.save});
+  for (at::Tensor& part : parts) part = part.to(at::kDouble).reshape({-1});
+  const at::Tensor all = at::cat(parts);
   values_ = at::empty_like(all, at::TensorOptions(at::kCPU).pinned_memory(all.is_cuda()));
   values_.copy_(all, /*non_blocking=*/true);
   if (!all.is_cuda()) return;
@@ -21,8 +21,10 @@ StepResult::StepResult(int64_t step, const StepGradient::Step& made, const at::T
 StepResult::Values StepResult::read() const {
   if (copied_) copied_->synchronize();
   const double* value = values_.data_ptr<double>();
-  const bool flags = values_.numel() > 2;
-  return {value[0], value[1], flags && value[2] > 0, flags && value[3] > 0};
+  const double* after = value + losses_;
+  const bool flags = values_.numel() > losses_ + 1;
+  return {value[0], losses_ > 1 ? std::optional(value[1]) : std::nullopt, after[0],
+          flags && after[1] > 0, flags && after[2] > 0};
 }
 
 }  // namespace assay::train

@@ -1,5 +1,5 @@
 #pragma once
-// The loss and the gradient norm of one step. They are read one step later, so that the host
+// The losses and the gradient norm of one step. They are read one step later, so that the host
 // prepares the next step while the device works on this one.
 #include <ATen/core/Tensor.h>
 #include <c10/core/Event.h>
@@ -15,9 +15,9 @@ class StepResult {
   // Starts to copy what `made` holds and `norm`, a scalar on the device, to the host.
   StepResult(int64_t step, const StepGradient::Step& made, const at::Tensor& norm);
   struct Values {
-    // of the gradient
     double loss;
-    double norm;
+    std::optional<double> auxiliary_loss;
+    double gradient_norm;
     bool stop;
     bool save;
   };
@@ -26,6 +26,7 @@ class StepResult {
 
  private:
   at::Tensor values_;
+  int64_t losses_;
   std::optional<c10::Event> copied_;
 };
 

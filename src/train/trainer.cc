@@ -231,13 +231,14 @@ run::Outcome train_steps(Run& run) {
   if (run.state.step == 0) pause([&] { run.evaluate(); });
   std::optional<StepResult> pending;
   double norm = 0;
+  std::optional<double> last_auxiliary_loss;
   int64_t timed_steps = 0;  // since `interval`; those before a restart have no time here
   bool asked_to_stop = false;
   bool asked_to_save = false;
   // Checks the pending step and adds it to the means. Everything that is written needs this first.
   const auto settle = [&] {
     if (!pending) return;
-    const auto [loss, gradient_norm, stop, save] = pending->read();
+    const auto [loss, auxiliary_loss, gradient_norm, stop, save] = pending->read();
     asked_to_stop = asked_to_stop || stop;
     asked_to_save = asked_to_save || save;
     run::TrainingState& s = run.state;
@@ -249,6 +250,9 @@ run::Outcome train_steps(Run& run) {
     s.interval_loss += loss;
     s.evaluation_loss += loss;
     s.last_loss = loss;
+    if (auxiliary_loss)
+      s.interval_auxiliary_loss = s.interval_auxiliary_loss.value_or(0) + *auxiliary_loss;
+    last_auxiliary_loss = auxiliary_loss;
     norm = gradient_norm;
     pending.reset();
   };
@@ -274,15 +278,18 @@ run::Outcome train_steps(Run& run) {
         double(timed_steps + (pending ? 1 : 0)) * tokens_per_step / std::max(1e-9, since(interval));
     const std::optional<double> held_out_loss =
         run.evaluation ? run.evaluation->held_out_loss() : std::nullopt;
-    const std::string shown_loss = held_out_loss
-                                       ? fmt::format("held-out loss {:.4f}", *held_out_loss)
-                                       : fmt::format("training loss {:.4f}", s.last_loss);
+    std::string shown_loss = held_out_loss ? fmt::format("held-out loss {:.4f}", *held_out_loss)
+                                           : fmt::format("training loss {:.4f}", s.last_loss);
+    if (last_auxiliary_loss)
+      shown_loss += fmt::format("  auxiliary loss {:.4f}", *last_auxiliary_loss);
     if (progress)
       progress->show(
           fmt::format("step {}/{}  {}  {} tokens/s  MFU {:.1f} %  {} left", s.step, c.steps,
                       shown_loss, Progress::count(speed), 300 * run.flops_per_token * speed / peak,
                       Progress::duration(double(c.steps - s.step) * tokens_per_step / speed)));
     if (logs) {
+      std::optional<double> mean_auxiliary_loss = s.interval_auxiliary_loss;
+      if (mean_auxiliary_loss) *mean_auxiliary_loss /= double(s.interval_steps);
       const run::TrainingLine line{.step = s.step,
                                    .loss = s.interval_loss / double(s.interval_steps),
                                    .tokens = s.step * c.tokens_per_step(),
@@ -291,9 +298,11 @@ run::Outcome train_steps(Run& run) {
                                    .tokens_per_second = speed,
                                    .mfu = 3 * run.flops_per_token * speed / peak,
                                    .seconds = s.seconds,
-                                   .memory_bytes = peak_memory_bytes(run.device)};
+                                   .memory_bytes = peak_memory_bytes(run.device),
+                                   .auxiliary_loss = mean_auxiliary_loss};
       if (run.metrics) run.metrics->write(line);
       s.interval_loss = 0;
+      s.interval_auxiliary_loss.reset();
       s.interval_steps = 0;
       timed_steps = 0;
       interval = Clock::now();
@@ -351,7 +360,7 @@ double time_step(Run& run) {
   for (int i = 0; i < 4 && since(begin) < kLongest; ++i) {  // the first warms up
     check_interrupt();
     const Clock::time_point start = Clock::now();
-    run.gradient->compute_part(0, sequences, time).item<double>();
+    run.gradient->compute_part(0, sequences, time).sum().item<double>();
     run.optimizer->step(0, 0).item<double>();
     fastest = std::min(fastest, since(start));
   }

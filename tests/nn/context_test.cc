@@ -16,7 +16,7 @@ constexpr int64_t kModel = 48;
 constexpr int64_t kTime = 64;
 constexpr int64_t kSlices = 4;
 
-// Output of the mixer, and gradients of Σ c ⊙ y.
+// Output of the mixer, and gradients of Σ c ⊙ y and the mean of the slices' auxiliary losses.
 struct Results {
   at::Tensor y;
   at::Tensor dx;
@@ -37,6 +37,11 @@ void run_slices(Mixer& mixer, ContextSlices slices, Neighbours* neighbours, cons
     for (size_t i = 0; i < parts.size(); ++i) here(all)[i].copy_(parts[i]);
   };
   SlicedPass pass(slices, neighbours, recompute);
+  for (size_t i = 0; i < pass.handed.size() && mixer.has_auxiliary_loss(); ++i) {
+    pass.handed[i][State::kAuxiliaryLoss] = at::zeros({}, at::kDouble);
+    pass.handed_gradients[i][State::kAuxiliaryLoss] =
+        at::full({}, 1 / double(slices.count), at::kDouble);
+  }
   const auto layer = [&](const at::Tensor& h, State& state) { return mixer.forward(h, state); };
   put(results.y, pass.forward(layer, here(x)));
   put(results.dx, pass.backward(here(c), [&](size_t i) {
@@ -105,8 +110,10 @@ TEST_P(ContextLaw, RanksGiveTheResultsOfOneProcess) {
   inputs.insert(inputs.end(), parameters.begin(), parameters.end());
   State state;
   state.last = true;
+  state.handed[State::kAuxiliaryLoss] = at::zeros({}, at::kDouble);
   const at::Tensor whole = mixer->forward(input, state);
-  const auto expected = torch::autograd::grad({whole}, inputs, {c});
+  const auto expected =
+      torch::autograd::grad({(c * whole).sum() + state.handed[State::kAuxiliaryLoss]}, inputs);
 
   const Results process = of_process(false);
   EXPECT_LE(relative_error(process.y, whole), 1e-12) << GetParam().table;
@@ -153,7 +160,7 @@ TEST(SlicedLoss, ModelHasTheLossAndGradientsOfWholeSequences) {
       model->recompute_activations = recompute;
       const auto losses =
           sliced_loss(*model, tokens, {count, 0, count}, nullptr, double(count), [](size_t) {});
-      EXPECT_LE(relative_error(at::stack(losses).sum(), whole), 1e-12) << count << " slices";
+      EXPECT_LE(relative_error(at::stack(losses).sum(0)[0], whole), 1e-12) << count << " slices";
       for (size_t i = 0; i < expected.size(); ++i) {
         EXPECT_LE(relative_error(parameters[i].grad(), expected[i]), 1e-11)
             << count << " slices, " << model->named_parameters().keys()[i];

@@ -27,13 +27,25 @@ struct MixerForms : testing::TestWithParam<MixerExample> {
     }
     return at::cat(y, 1);
   }
-  // Gradients of Σ c ⊙ y: by x, then by each parameter.
+  // The auxiliary loss, the mean over all tokens; zero if the mixer has none.
+  at::Tensor auxiliary_loss(int64_t piece) {
+    State state;
+    at::Tensor sum = at::zeros({}, at::kDouble);
+    if (!mixer->has_auxiliary_loss()) return sum;
+    for (const at::Tensor& part : x.split(piece, /*dim=*/1)) {
+      state.handed[State::kAuxiliaryLoss] = at::zeros({}, at::kDouble);
+      mixer->forward(part, state);
+      sum = sum + state.handed[State::kAuxiliaryLoss] * (double(part.size(1)) / double(kTime));
+    }
+    return sum;
+  }
+  // Gradients of Σ c ⊙ y and the auxiliary loss: by x, then by each parameter.
   std::vector<at::Tensor> gradients(int64_t piece) {
     std::vector<at::Tensor> inputs = {x.requires_grad_()};
     for (const at::Tensor& parameter : mixer->parameters()) inputs.push_back(parameter);
     const at::Tensor y = run(piece, false);
     const at::Tensor c = at::randn(y.sizes(), generator("cotangent"), y.options());
-    return torch::autograd::grad({(c * y).sum()}, inputs);
+    return torch::autograd::grad({(c * y).sum() + auxiliary_loss(piece)}, inputs);
   }
   std::shared_ptr<Mixer> mixer;
   at::Tensor x;
@@ -53,6 +65,15 @@ TEST_P(MixerForms, AreOneFunction) {
   for (const int64_t piece : {1, 16, 31})
     EXPECT_LE(relative_error(run(piece, false), whole), 1e-12)
         << "pieces of " << piece << "; " << GetParam().table << kAdvice;
+}
+
+TEST_P(MixerForms, HaveOneAuxiliaryLoss) {
+  const at::NoGradGuard no_grad;
+  const double whole = auxiliary_loss(kTime).item<double>();
+  EXPECT_EQ(whole != 0, mixer->has_auxiliary_loss());
+  for (const int64_t piece : {1, 16, 31})
+    EXPECT_NEAR(auxiliary_loss(piece).item<double>(), whole, 1e-12)
+        << "pieces of " << piece << "; " << GetParam().table;
 }
 
 TEST_P(MixerForms, HaveOneGradient) {
@@ -110,7 +131,7 @@ TEST_P(MixerForms, ComputeInTheDtypeOfTheirInput) {
 }
 
 // Where a mixer says what its weights are: a distribution over what came before, and none
-// of what comes.
+// of what comes. A sink takes a part of it.
 TEST_P(MixerForms, AttentionWeightsAreADistribution) {
   const at::Tensor weights = mixer->attention_weights(x);
   if (!weights.defined()) return;
@@ -118,7 +139,11 @@ TEST_P(MixerForms, AttentionWeightsAreADistribution) {
   EXPECT_EQ(weights.size(-1), kTime);
   EXPECT_GE(weights.min().item<double>(), -1e-12);
   EXPECT_LE(weights.triu(1).abs().max().item<double>(), 1e-12);
-  EXPECT_LE((weights.sum(-1) - 1).abs().max().item<double>(), 1e-12);
+  const at::Tensor sums = weights.sum(-1);
+  EXPECT_LE(sums.max().item<double>(), 1 + 1e-12);
+  if (GetParam().table.find("sinks = true") != std::string::npos)
+    EXPECT_LT(sums.max().item<double>(), 1);
+  else EXPECT_GE(sums.min().item<double>(), 1 - 1e-12);
 }
 
 INSTANTIATE_TEST_SUITE_P(Registry, MixerForms, testing::ValuesIn(mixer_examples()),

@@ -76,6 +76,7 @@ def calls():
     return [
         ("window_attention", [*attention(), 7, 0.3], {}),
         ("window_attention", [*attention(), -1, 0.3], {"alibi_slopes": torch.rand(H)}),
+        ("window_attention", [*attention(), 7, 0.3], {"sinks": torch.rand(H)}),
         ("top1_element", [*attention(), 0.3], {}),
         ("top1_chunk", [*attention(), 8, 0.3], {}),
         ("top1_chunk", [*attention(), 8, 0.3], {"selection": "shortlist", "top_k": 2}),

@@ -23,17 +23,20 @@ struct Arguments {
   int64_t window;
   double scale;
   Optional slopes;
+  Optional sinks = {};
 
   std::vector<at::Tensor> tensors() const {
     std::vector<at::Tensor> all{q, k, v};
     if (slopes) all.push_back(*slopes);
+    if (sinks) all.push_back(*sinks);
     return all;
   }
   Arguments exact() const {  // in float64 on the CPU
     const auto copy = [](const at::Tensor& t) {
       return t.detach().to(at::kCPU, at::kDouble).requires_grad_();
     };
-    return {copy(q), copy(k), copy(v), window, scale, slopes ? Optional(copy(*slopes)) : slopes};
+    const auto copy_if = [&](const Optional& t) { return t ? Optional(copy(*t)) : t; };
+    return {copy(q), copy(k), copy(v), window, scale, copy_if(slopes), copy_if(sinks)};
   }
 };
 
@@ -71,11 +74,11 @@ Arguments random_arguments(const Shape& s, at::ScalarType dtype = at::kDouble,
 }
 
 at::Tensor run(const Arguments& a) {
-  return window_attention(a.q, a.k, a.v, a.window, a.scale, a.slopes);
+  return window_attention(a.q, a.k, a.v, a.window, a.scale, a.slopes, a.sinks);
 }
 at::Tensor run_blocked(const Arguments& a) {
   return window_attention_blocked(a.q, a.k, a.v, a.window < 0 ? a.k.size(1) : a.window, a.scale,
-                                  a.slopes);
+                                  a.slopes, a.sinks);
 }
 
 // The worst row, like worst_row_error, but rows below 1 are measured against 1: where one key takes
@@ -92,7 +95,7 @@ void expect_equal_to_reference(Run&& form, const Arguments& a, double tolerance)
   const Arguments exact = a.exact();
   const at::Tensor out = form(a);
   const at::Tensor expected = window_attention_reference(exact.q, exact.k, exact.v, exact.window,
-                                                         exact.scale, exact.slopes);
+                                                         exact.scale, exact.slopes, exact.sinks);
   EXPECT_EQ(out.scalar_type(), a.q.scalar_type());
   EXPECT_LE(error(out, expected), tolerance);
   const at::Tensor weights = at::randn(out.sizes(), at::kDouble);
@@ -151,6 +154,82 @@ TEST(WindowAttentionOp, OtherPrecisionsAndSlices) {
   expect_equal_to_reference(run, a, 1e-12);
   a.v = at::randn({2, 4, 67, 24}, at::kDouble).transpose(1, 2).requires_grad_();
   expect_equal_to_reference(run, a, 1e-12);
+}
+
+// Scores of the sinks below, among and above those of the keys.
+Arguments with_sinks(Arguments a) {
+  const auto options = a.q.options().requires_grad(false);
+  const auto dtype = a.q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  a.sinks = at::linspace(-3, 5, a.q.size(2), options.dtype(dtype)).requires_grad_();
+  return a;
+}
+
+TEST(WindowAttentionOp, WithSinksEqualsItsReference) {
+  for (const Shape& shape : kShapes) {
+    SCOPED_TRACE(testing::Message() << shape);
+    expect_equal_to_reference(run, with_sinks(random_arguments(shape)), 1e-12);
+    expect_equal_to_reference(run_blocked, with_sinks(random_arguments(shape)), 1e-12);
+    expect_equal_to_reference(run, with_sinks(random_arguments(shape, at::kFloat)), 1e-5);
+    expect_equal_to_reference(run, with_sinks(random_arguments(shape, at::kBFloat16)), 2e-2);
+  }
+}
+
+TEST(WindowAttentionOp, WithSinksOnCudaEqualsItsReference) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
+  for (const Shape& shape : kShapes) {
+    SCOPED_TRACE(testing::Message() << shape);
+    for (const auto& [dtype, tolerance] :
+         {std::pair(at::kDouble, 1e-12), {at::kFloat, 1e-5}, {at::kBFloat16, 2e-2}})
+      expect_equal_to_reference(run, with_sinks(random_arguments(shape, dtype, at::kCUDA)),
+                                tolerance);
+  }
+  for (const Shape& shape : {Shape{520, 520, 6, 2, 64, -1}, Shape{300, 900, 8, 8, 128, 100}}) {
+    SCOPED_TRACE(testing::Message() << shape);
+    expect_equal_to_reference(run, with_sinks(random_arguments(shape, at::kBFloat16, at::kCUDA)),
+                              2e-2);
+  }
+}
+
+// A sink is a key with a score of its own and a value of zero. Here one more channel gives it this
+// score, at a position that all queries see.
+TEST(WindowAttentionOp, ASinkIsAKeyWithoutAValue) {
+  const Arguments a = with_sinks(random_arguments({65, 65, 4, 4, 16, -1}));
+  const at::Tensor of_q =
+      (*a.sinks / a.scale).view({1, 1, 4, 1}).expand({a.q.size(0), a.q.size(1), 4, 1});
+  const at::Tensor q = at::cat({a.q, of_q}, -1);
+  at::Tensor first = at::zeros({a.k.size(0), 1, 4, 17}, at::kDouble);
+  first.select(-1, 16).fill_(1);
+  const auto with_first = [](const at::Tensor& x, const at::Tensor& of_first) {
+    return at::cat({of_first, at::constant_pad_nd(x, {0, 1})}, 1);
+  };
+  const at::Tensor expected = window_attention(q, with_first(a.k, first),
+                                               with_first(a.v, at::zeros_like(first)), -1, a.scale);
+  EXPECT_LE(error(run(a), expected.narrow(-1, 0, 16)), 1e-12);
+}
+
+TEST(WindowAttentionOp, EqualsTheGoldenFilesOfSinks) {
+  for (const auto& [name, window] :
+       golden_cases<int64_t>({{"attention_sinks_T65", -1}, {"attention_sinks_T128_w32", 32}})) {
+    SCOPED_TRACE(name);
+    auto golden = read_golden(golden_file(name));
+    for (const auto& [dtype, tolerance] : {std::pair{at::kDouble, 1e-12}, {at::kFloat, 1e-5}}) {
+      const auto input = [&](const char* of) {
+        return golden[of].to(dtype).clone().requires_grad_();
+      };
+      const Arguments a{input("in.q"),    input("in.k"), input("in.v"), window, 0.25, {},
+                        input("in.sinks")};
+      for (const bool blocked : {false, true}) {
+        const at::Tensor out = blocked ? run_blocked(a) : run(a);
+        EXPECT_LE(error(out, golden["out.o"]), tolerance);
+        const auto found =
+            torch::autograd::grad({(out * golden["cot.o"].to(dtype)).sum()}, a.tensors());
+        const char* const names[] = {"grad.q", "grad.k", "grad.v", "grad.sinks"};
+        for (size_t i = 0; i < found.size(); ++i)
+          if (golden.contains(names[i]))
+            EXPECT_LE(error(found[i], golden[names[i]]), tolerance) << names[i];
+      }
+    }
+  }
 }
 
 TEST(WindowAttentionOp, OnCudaEqualsItsReference) {
@@ -222,7 +301,7 @@ TEST(WindowAttentionOp, AlibiWithConstantSlopesOnCudaEqualsItsReference) {
 }
 
 TEST(WindowAttentionOp, GradientsAreFiniteDifferences) {
-  Arguments a = random_arguments({5, 7, 2, 1, 3, 4, true});
+  const Arguments a = with_sinks(random_arguments({5, 7, 2, 1, 3, 4, true}));
   const at::Tensor weights = at::randn({2, 5, 2, 3}, at::kDouble);
   const auto loss = [&] { return (run(a) * weights).sum(); };
   const auto gradients = torch::autograd::grad({loss()}, a.tensors());

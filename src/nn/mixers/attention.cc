@@ -14,6 +14,8 @@
 // Gate: W_o (attention(q, k, v) ⊙ σ(W_g x)), one gate per channel or per head. [Qiu et al. 2025]
 // Its rows are the last ones of `qkv`. With rotary_fraction < 1, the first channels of a head are
 // turned, with the frequencies of a head of that size. [GPT-NeoX; Qwen3-Next]
+// Sinks: the softmax of each row has one more score, a trained number of the head, whose value is
+// zero. [Agarwal et al. 2025, arXiv 2508.10925: gpt-oss]
 #include <torch/torch.h>
 
 #include <cmath>
@@ -42,6 +44,7 @@ struct Attention final : ProjectedMixer {
     std::string gate = "none";
     bool qk_norm = false;
     bool bias = false;
+    bool sinks = false;
     double initial_scale = 20;
     double scale_learning_rate = 40;
     double temperature = 0;
@@ -67,6 +70,7 @@ struct Attention final : ProjectedMixer {
             "trained vectors of the position instead of projections");
       field("max_positions", max_positions, "of the constants: the longest sequence");
       field("bias", bias, "biases on the projections");
+      field("sinks", sinks, "one more score per head in the softmax, trained, without a value");
     }
   };
 
@@ -92,6 +96,8 @@ struct Attention final : ProjectedMixer {
     if (config.qk_norm && config.temperature == 0)
       scale = add_parameter("scale", torch::full({heads}, config.initial_scale),
                             {.learning_rate = config.scale_learning_rate});
+    if (config.sinks)
+      sinks = add_parameter("sinks", torch::zeros({heads}), {.start = normal(kMatrixDeviation)});
     if (config.position == "alibi")
       slopes = register_buffer("slopes", at::exp2(-8.0 * at::arange(1, heads + 1) / double(heads)));
   }
@@ -212,6 +218,9 @@ struct Attention final : ProjectedMixer {
   std::optional<at::Tensor> slopes_or_none() const {
     return slopes.defined() ? std::optional(slopes) : std::nullopt;
   }
+  std::optional<at::Tensor> sinks_or_none() const {
+    return sinks.defined() ? std::optional(sinks) : std::nullopt;
+  }
 
   Projection input_projection() const override { return qkv->projection(); }
   at::Tensor mix(const at::Tensor& projected, State& state) override {
@@ -261,12 +270,15 @@ struct Attention final : ProjectedMixer {
     at::Tensor v;
     ops::DecodeOptions options;
   };
+  // decode_attention has no sinks.
+  bool kernel_decodes(const at::TensorOptions& options) const {
+    return !config.sinks && ops::decode_attention_serves(options, config.head_dim);
+  }
   // Whether decode_attention takes them from the projection.
   bool kernel_makes_queries(const at::TensorOptions& options) const {
     const bool rotates =
         config.position != "rope" || (turns_whole_heads() && config.head_dim % 16 == 0);
-    return config.constants == "none" && rotates &&
-           ops::decode_attention_serves(options, config.head_dim);
+    return config.constants == "none" && rotates && kernel_decodes(options);
   }
   // projected [B, N] of tokens at positions below `end`.
   Token token(const at::Tensor& projected, int64_t end) const {
@@ -292,8 +304,7 @@ struct Attention final : ProjectedMixer {
   // [B, T, H, D]; puts the past of the state before k and v, and what was read into the state.
   at::Tensor attend(const Placed& heads, State& state) const {
     auto [q, k, v, softmax_scale] = heads;
-    if (q.size(1) == 1 && !state.last && !at::GradMode::is_enabled() &&
-        ops::decode_attention_serves(q.options(), config.head_dim))
+    if (q.size(1) == 1 && !state.last && !at::GradMode::is_enabled() && kernel_decodes(q.options()))
       return attend_token({q.squeeze(1),
                            k.squeeze(1),
                            v.squeeze(1),
@@ -307,13 +318,14 @@ struct Attention final : ProjectedMixer {
       k = append_last(state, "k", k, config.window - 1);
       v = append_last(state, "v", v, config.window - 1);
     }
-    return ops::window_attention(q, k, v, config.window, softmax_scale, slopes_or_none());
+    return ops::window_attention(q, k, v, config.window, softmax_scale, slopes_or_none(),
+                                 sinks_or_none());
   }
 
   at::Tensor attention_weights(const at::Tensor& x) const override {
     const auto [q, k, v, softmax_scale] = placed(without_gate(qkv->forward(x))[0], int64_t{0});
     return ops::window_attention_reference(q, k, values_of_positions(k), config.window,
-                                           softmax_scale, slopes_or_none())
+                                           softmax_scale, slopes_or_none(), sinks_or_none())
         .transpose(1, 2);
   }
 
@@ -340,6 +352,7 @@ struct Attention final : ProjectedMixer {
   at::Tensor queries;
   at::Tensor keys;
   at::Tensor slopes;
+  at::Tensor sinks;  // undefined when not configured
 };
 
 const RegisterMixer<Attention> registered(
@@ -355,6 +368,8 @@ const RegisterMixer<Attention> registered(
      {.qk_norm = true, .temperature = 0.1},
      {.num_heads = 6, .num_kv_heads = 2, .gate = "element"},
      {.window = 9, .rotary_fraction = 0.5, .gate = "head", .qk_norm = true},
+     {.sinks = true},
+     {.num_heads = 6, .num_kv_heads = 2, .window = 11, .sinks = true},
      {.constants = "keys", .max_positions = 100},
      {.num_kv_heads = 2,
       .position = "none",

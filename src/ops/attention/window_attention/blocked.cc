@@ -13,11 +13,12 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 struct Problem {
-  // [B, T, H, D], [B, S, Hkv, D] twice, [H] or undefined
+  // [B, T, H, D], [B, S, Hkv, D] twice, [H] or undefined twice
   Tensor q;
   Tensor k;
   Tensor v;
   Tensor slopes;
+  Tensor sinks;
   int64_t window;
   double scale;
   at::ScalarType real;
@@ -82,20 +83,33 @@ Tensor scores(const Problem& p, const Block& b, const Tensor& q, const Tensor& k
   return s.view({q.size(0), k.size(1), -1, b.keys});
 }
 
+// [Hkv, H/Hkv · rows, 1]
+Tensor sinks_of_rows(const Problem& p, const Block& b) {
+  return p.sinks.to(p.real).view({p.k.size(2), -1, 1}).repeat_interleave(b.rows, 1);
+}
+
 struct Blocked : torch::autograd::Function<Blocked> {
   static Tensor forward(AutogradContext* ctx, const Tensor& q, const Tensor& k, const Tensor& v,
-                        const OptionalTensor& slopes, int64_t window, double scale) {
-    const Problem p{
-        q, k, v, or_undefined(slopes), window, scale, real_dtype(sequence_dtype({q, k, v}))};
+                        const OptionalTensor& slopes, const OptionalTensor& sinks, int64_t window,
+                        double scale) {
+    const Problem p{q,
+                    k,
+                    v,
+                    or_undefined(slopes),
+                    or_undefined(sinks),
+                    window,
+                    scale,
+                    real_dtype(sequence_dtype({q, k, v}))};
     const Tensor out = at::empty_like(q, at::MemoryFormat::Contiguous);
     std::vector<Tensor> logsumexp;
     for (const Block& b : blocks_of(p)) {
       const Tensor s = scores(p, b, rows_of(q, b, p), keys_of(k, b, p));
       logsumexp.push_back(s.logsumexp(-1, true));
+      if (sinks) logsumexp.back() = at::logaddexp(logsumexp.back(), sinks_of_rows(p, b));
       const Tensor weights = s.sub_(logsumexp.back()).exp_();
       out.narrow(1, b.row, b.rows).copy_(rows_back(weights.matmul(keys_of(v, b, p)), b));
     }
-    variable_list saved{q, k, v, p.slopes, out};
+    variable_list saved{q, k, v, p.slopes, p.sinks, out};
     saved.insert(saved.end(), logsumexp.begin(), logsumexp.end());
     ctx->save_for_backward(saved);
     ctx->saved_data["window"] = window;
@@ -109,6 +123,7 @@ struct Blocked : torch::autograd::Function<Blocked> {
                     s[1],
                     s[2],
                     s[3],
+                    s[4],
                     ctx->saved_data["window"].toInt(),
                     ctx->saved_data["scale"].toDouble(),
                     real_dtype(sequence_dtype({s[0], s[1], s[2]}))};
@@ -117,20 +132,26 @@ struct Blocked : torch::autograd::Function<Blocked> {
     const Tensor dk = at::zeros(p.k.sizes(), real);
     const Tensor dv = at::zeros(p.v.sizes(), real);
     const Tensor dslopes = p.slopes.defined() ? at::zeros({p.q.size(2)}, real) : Tensor();
-    size_t index = 5;
+    const Tensor dsinks = p.sinks.defined() ? at::zeros({p.q.size(2)}, real) : Tensor();
+    size_t index = 6;
     for (const Block& b : blocks_of(p)) {
       const Tensor q = rows_of(p.q, b, p);
       const Tensor k = keys_of(p.k, b, p);
       const Tensor v = keys_of(p.v, b, p);
-      const Tensor out = rows_of(s[4], b, p);
+      const Tensor out = rows_of(s[5], b, p);
       const Tensor dout = rows_of(gradients[0], b, p);
-      const Tensor weights = scores(p, b, q, k).sub_(s[index++]).exp_();
+      const Tensor logsumexp = s[index++];
+      const Tensor weights = scores(p, b, q, k).sub_(logsumexp).exp_();
+      const Tensor product = (dout * out).sum(-1, true);
       const auto add = [&](const Tensor& to, const Tensor& x) {
         to.narrow(1, b.key, b.keys).add_(x.transpose(1, 2));
       };
       add(dv, weights.transpose(-2, -1).matmul(dout));
-      const Tensor ds =
-          dout.matmul(v.transpose(-2, -1)).sub_((dout * out).sum(-1, true)).mul_(weights);
+      const Tensor ds = dout.matmul(v.transpose(-2, -1)).sub_(product).mul_(weights);
+      if (dsinks.defined())
+        dsinks.sub_(((sinks_of_rows(p, b) - logsumexp).exp() * product)
+                        .view({q.size(0), -1, b.rows})
+                        .sum(at::IntArrayRef{0, 2}));
       if (dslopes.defined())
         dslopes.sub_((ds.view({q.size(0), -1, b.rows, b.keys}) * distance(b, p))
                          .sum(at::IntArrayRef{0, 2, 3}));
@@ -141,15 +162,17 @@ struct Blocked : torch::autograd::Function<Blocked> {
     const auto like = [](const Tensor& x, const Tensor& to) {
       return x.defined() ? x.to(to.scalar_type()) : x;
     };
-    return {dq, like(dk, p.k), like(dv, p.v), like(dslopes, p.slopes), Tensor(), Tensor()};
+    return {dq,       like(dk, p.k), like(dv, p.v), like(dslopes, p.slopes), like(dsinks, p.sinks),
+            Tensor(), Tensor()};
   }
 };
 
 }  // namespace
 
 Tensor window_attention_blocked(const Tensor& q, const Tensor& k, const Tensor& v, int64_t window,
-                                double scale, const OptionalTensor& alibi_slopes) {
-  return Blocked::apply(q, k, v, alibi_slopes, window, scale);
+                                double scale, const OptionalTensor& alibi_slopes,
+                                const OptionalTensor& sinks) {
+  return Blocked::apply(q, k, v, alibi_slopes, sinks, window, scale);
 }
 
 }  // namespace assay::ops

@@ -66,15 +66,31 @@ at::TensorOptions real_options(const at::Tensor& q) {
   return q.options().dtype(real_dtype(q.scalar_type()));
 }
 
+// Adds the sink of each head to the softmax that gave out [B, T, H, D] and logsumexp [B, H, T]. The
+// backward kernels read only these two, so they need not know of sinks.
+void add_sinks(const at::Tensor& out, const at::Tensor& logsumexp, const at::Tensor& sinks) {
+  const at::Tensor all = at::logaddexp(logsumexp, sinks.unsqueeze(-1));
+  out.mul_((logsumexp - all).exp_().transpose(1, 2).unsqueeze(-1));
+  logsumexp.copy_(all);
+}
+// The weight of a sink is exp(sink − logsumexp), and its value is zero.
+at::Tensor gradient_of_sinks(const at::Tensor& sinks, const at::Tensor& logsumexp,
+                             const at::Tensor& out, const at::Tensor& dout) {
+  const at::Tensor product = (dout * out).sum(-1, /*keepdim=*/false, logsumexp.scalar_type());
+  const at::Tensor weight = (sinks.unsqueeze(-1) - logsumexp).exp_();
+  return -(weight * product.transpose(1, 2)).sum(at::IntArrayRef{0, 2});
+}
+
 struct WindowAttention : torch::autograd::Function<WindowAttention> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& q, const at::Tensor& k,
-                            const at::Tensor& v, const OptionalTensor& slopes, int64_t window,
-                            double scale) {
+                            const at::Tensor& v, const OptionalTensor& slopes,
+                            const OptionalTensor& sinks, int64_t window, double scale) {
     const Inputs in{q, k, v, or_undefined(slopes), window, scale};
     const at::Tensor out = at::empty(q.sizes(), q.options());
     const at::Tensor logsumexp = at::empty({q.size(0), q.size(2), q.size(1)}, real_options(q));
     launch(describe(in, out, logsumexp), q.device());
-    ctx->save_for_backward({q, k, v, in.slopes, out, logsumexp});
+    if (sinks) add_sinks(out, logsumexp, *sinks);
+    ctx->save_for_backward({q, k, v, in.slopes, out, logsumexp, or_undefined(sinks)});
     ctx->saved_data["window"] = window;
     ctx->saved_data["scale"] = scale;
     return out;
@@ -102,12 +118,14 @@ struct WindowAttention : torch::autograd::Function<WindowAttention> {
                                    view(dv), data(dslopes)},
            in.q.device());
     const auto dtype = in.k.scalar_type();
-    return {dq, dk.to(dtype), dv.to(dtype), dslopes, at::Tensor(), at::Tensor()};
+    const at::Tensor dsinks =
+        s[6].defined() ? gradient_of_sinks(s[6], s[5], s[4], dout) : at::Tensor();
+    return {dq, dk.to(dtype), dv.to(dtype), dslopes, dsinks, at::Tensor(), at::Tensor()};
   }
 };
 
 void check(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t window,
-           double scale, const OptionalTensor& slopes) {
+           double scale, const OptionalTensor& slopes, const OptionalTensor& sinks) {
   check_dims(kOp, "q", q, 4, "[B, T, H, D]");
   check_dims(kOp, "k", k, 4, "[B, S, Hkv, D]");
   check_shape(kOp, "k", k, {q.size(0), k.size(1), k.size(2), q.size(3)}, "[B, S, Hkv, D]");
@@ -117,6 +135,7 @@ void check(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_
                     " heads (its size 2), which do not divide the ", q.size(2), " heads of q");
   check_shape(kOp, "v", v, k.sizes(), "[B, S, Hkv, D]");
   if (slopes) check_shape(kOp, "alibi_slopes", *slopes, {q.size(2)}, "[H]");
+  if (sinks) check_shape(kOp, "sinks", *sinks, {q.size(2)}, "[H]");
   TORCH_CHECK_VALUE(window == -1 || window > 0, kOp, ": window is ", window,
                     ", expected at least 1, or -1 for all");
   TORCH_CHECK_VALUE(std::isfinite(scale), kOp, ": scale is ", scale, ", expected a finite number");
@@ -124,6 +143,7 @@ void check(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_
   check_like(kOp, "k", k, "q", q);
   check_like(kOp, "v", v, "q", q);
   if (slopes) check_like(kOp, "alibi_slopes", *slopes, "q", q);
+  if (sinks) check_like(kOp, "sinks", *sinks, "q", q);
 }
 
 bool constant(const OptionalTensor& slopes) {
@@ -192,8 +212,9 @@ AlibiInputs append_alibi(const at::Tensor& q, const at::Tensor& k, const at::Ten
 }
 
 at::Tensor window_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                            int64_t window, double scale, const OptionalTensor& alibi_slopes) {
-  check(q, k, v, window, scale, alibi_slopes);
+                            int64_t window, double scale, const OptionalTensor& alibi_slopes,
+                            const OptionalTensor& sinks) {
+  check(q, k, v, window, scale, alibi_slopes, sinks);
   if (q.is_meta()) return at::empty(q.sizes(), q.options());
   if (window < 0) window = k.size(1);
   const auto dtype = sequence_dtype({q, k, v});
@@ -201,13 +222,14 @@ at::Tensor window_attention(const at::Tensor& q, const at::Tensor& k, const at::
   const at::Tensor ks = sequence(k, dtype);
   const at::Tensor vs = sequence(v, dtype);
   const OptionalTensor slopes = optional(parameter(alibi_slopes, real_dtype(dtype)));
+  const OptionalTensor real_sinks = optional(parameter(sinks, real_dtype(dtype)));
   at::Tensor out;
   if (q.is_cpu() || own_kernel_serves({qs, ks, vs, or_undefined(slopes), window, scale}))
-    out = WindowAttention::apply(qs, ks, vs, slopes, window, scale);
-  else if (q.is_cuda() && fused_serves(q, dtype, slopes))
+    out = WindowAttention::apply(qs, ks, vs, slopes, real_sinks, window, scale);
+  else if (q.is_cuda() && !sinks && fused_serves(q, dtype, slopes))
     out =
         slopes ? fused_alibi(qs, ks, vs, window, scale, *slopes) : fused(qs, ks, vs, window, scale);
-  else out = window_attention_blocked(qs, ks, vs, window, scale, slopes);
+  else out = window_attention_blocked(qs, ks, vs, window, scale, slopes, real_sinks);
   return out.to(q.scalar_type());
 }
 
@@ -230,14 +252,15 @@ const bool registered_path = register_paths(
     std::string(kCudaKernels ? "cuda kernel sm_90a for bfloat16 and a head_dim of 64, 96 or 128; "
                              : "") +
         "torch's FlashAttention-2 for bfloat16 and a head_dim that 8 divides, up to 256; "
-        "else, and if ALiBi's slopes have a gradient, composed from tensor arithmetic",
+        "else, and if ALiBi's slopes have a gradient, composed from tensor arithmetic; "
+        "sinks without FlashAttention-2",
     /*cuda_numerics=*/1, /*cpu_numerics=*/2);
 TORCH_LIBRARY_FRAGMENT(assay, m) {
   register_operator(m,
                     "window_attention(Tensor q, Tensor k, Tensor v, int window, float scale, "
-                    "Tensor? alibi_slopes=None) -> Tensor out",
+                    "Tensor? alibi_slopes=None, Tensor? sinks=None) -> Tensor out",
                     "causal softmax attention over the last `window` positions (−1: all), "
-                    "with optional ALiBi",
+                    "with optional ALiBi and attention sinks",
                     window_attention);
 }
 

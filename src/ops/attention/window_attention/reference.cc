@@ -7,7 +7,8 @@ namespace assay::ops {
 
 at::Tensor window_attention_reference(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                       int64_t window, double scale,
-                                      const OptionalTensor& alibi_slopes) {
+                                      const OptionalTensor& alibi_slopes,
+                                      const OptionalTensor& sinks) {
   const auto real = real_dtype(sequence_dtype({q, k, v}));
   const int64_t time = q.size(1);
   const int64_t size = k.size(1);
@@ -24,7 +25,12 @@ at::Tensor window_attention_reference(const at::Tensor& q, const at::Tensor& k, 
   if (alibi_slopes) scores = scores - alibi_slopes->to(real).view({-1, 1, 1}) * distance;
   const at::Tensor unseen =
       (distance < 0).logical_or(distance >= double(window < 0 ? size : window));
-  const at::Tensor weights = scores.masked_fill(unseen, -INFINITY).softmax(-1);
+  scores = scores.masked_fill(unseen, -INFINITY);
+  if (sinks) {
+    const at::Tensor column = sinks->to(real).view({-1, 1, 1});
+    scores = at::cat({scores, column.expand({q.size(0), q.size(2), time, 1})}, -1);
+  }
+  const at::Tensor weights = scores.softmax(-1).narrow(-1, 0, size);
   return weights.matmul(repeated(v)).transpose(1, 2).to(q.scalar_type());
 }
 

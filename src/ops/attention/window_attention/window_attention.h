@@ -10,25 +10,29 @@ namespace assay::ops {
 
 // q [B, T, H, D]; k, v [B, S, Hkv, D] with S ≥ T: the queries are the last T of the S positions;
 // Hkv divides H, and head h reads k and v of head ⌊h Hkv/H⌋. window: positions seen, the own one
-// included; −1: all. alibi_slopes [H] or absent. → out [B, T, H, D] in the dtype of q. Gradients
-// for every tensor; ValueError naming the argument when shapes or values do not fit. Memory is
-// O(T), time O(T·window).
+// included; −1: all. alibi_slopes [H] or absent. sinks [H] or absent: the softmax of a row of head
+// h has one more score, sinks[h], whose value is zero [Agarwal et al. 2025, gpt-oss]. → out
+// [B, T, H, D] in the dtype of q. Gradients for every tensor; ValueError naming the argument when
+// shapes or values do not fit. Memory is O(T), time O(T·window).
 at::Tensor window_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                             int64_t window, double scale,
-                            const std::optional<at::Tensor>& alibi_slopes = {});
+                            const std::optional<at::Tensor>& alibi_slopes = {},
+                            const std::optional<at::Tensor>& sinks = {});
 
 // Reference implementation in tensor arithmetic with all scores in memory, for any device. It does
 // not check its arguments.
 at::Tensor window_attention_reference(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                       int64_t window, double scale,
-                                      const std::optional<at::Tensor>& alibi_slopes = {});
+                                      const std::optional<at::Tensor>& alibi_slopes = {},
+                                      const std::optional<at::Tensor>& sinks = {});
 
 // Window attention in tensor arithmetic, a block of queries at a time, recomputed in the backward:
 // memory O(T), any device. CUDA runs it where no kernel serves. It does not check its arguments;
 // window must be positive.
 at::Tensor window_attention_blocked(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                     int64_t window, double scale,
-                                    const std::optional<at::Tensor>& alibi_slopes = {});
+                                    const std::optional<at::Tensor>& alibi_slopes = {},
+                                    const std::optional<at::Tensor>& sinks = {});
 
 // q [B, T, H, D + 8] and k, v [B, S, Hkv, D + 8], in their dtypes, whose attention without slopes
 // has the attention with `slopes` [H] in its first D columns. A row of the softmax does not change

@@ -1,0 +1,33 @@
+#pragma once
+// A mixer with an auxiliary loss, for tests: y = W x, and the loss is the mean of y². Include
+// <torch/torch.h> first.
+#include "nn/layers.h"
+#include "nn/mixer.h"
+
+namespace assay::nn {
+
+struct AuxiliaryMixer final : Mixer {
+  struct Config {
+    double weight = 0.5;
+    void fields(auto&& field) { field("weight", weight, "of the auxiliary loss"); }
+  };
+  AuxiliaryMixer(Config c, int64_t d_model) : config(c) {
+    proj = add_linear("proj", d_model, d_model);
+  }
+  at::Tensor forward(const at::Tensor& x, State& state) override {
+    const at::Tensor y = proj->forward(x);
+    if (state.wants_auxiliary_loss())
+      state.add_auxiliary_loss(config.weight * wide(y).square().mean());
+    return y;
+  }
+  bool has_auxiliary_loss() const override { return true; }
+  double mixing_flops(int64_t) const override { return 0; }
+
+  Config config;
+  std::shared_ptr<Linear> proj;
+};
+
+inline const RegisterMixer<AuxiliaryMixer> auxiliary_mixer("auxiliary_mixer",
+                                                           "y = W x, loss: mean of y²", {{}});
+
+}  // namespace assay::nn
