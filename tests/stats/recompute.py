@@ -1,7 +1,7 @@
 """Delta_end, E and R of a study from its records: a second implementation, in numpy.
 
 It follows the formulas of docs/statistics.md and of the headers in src/stats, and shares no code
-with src/stats. The reference's epochs at a held-out loss are read from straight lines here.
+with src/stats.
 """
 
 import dataclasses
@@ -345,7 +345,9 @@ class Study:
             recall.append(np.mean(per_target))
             lead.append(np.mean(other) - np.mean(per_target))
         doublings = [math.log2(b.tokens / a.tokens) for a, b in zip(rungs, rungs[1:])]
-        falls = [(a - b) / min(1, n) for a, b, n in zip(recall, recall[1:], doublings)]
+        # How much more the loss on recall targets falls than the loss on the other targets.
+        pairs = zip(recall, recall[1:], lead, lead[1:], doublings)
+        falls = [min(a - b, after - before) / min(1, n) for a, b, before, after, n in pairs]
         loss = self.means(self.all)[: self.rungs]
         gap = [g.held_out.mean() - g.training_loss.mean() for g in rungs]
         self.lead = lead
@@ -387,9 +389,20 @@ class Study:
         return ""
 
     def epochs_at(self, h):
-        """Of the reference where it ends with h, interpolated in log tokens."""
-        logs = np.log([g.epochs for g in self.groups[: self.rungs]])
-        return math.exp(np.interp(-h, -self.curve.held_out, logs))
+        """Of the reference where it ends with h. The curve of its held-out loss over log tokens gives
+        the tokens, up to a doubling past the rungs; log epochs lie on straight lines over them."""
+        rungs = self.groups[: self.rungs]
+        logs = np.log([g.tokens for g in rungs])
+        losses = self.curve.held_out
+        over_tokens = Curve(-logs, losses)
+        few, many = logs[0] - math.log(2), logs[-1] + math.log(2)
+        for _ in range(60):
+            middle = (few + many) / 2
+            above = over_tokens.weights(-middle) @ losses > h
+            few, many = (middle, many) if above else (few, middle)
+        b = int(np.clip(np.searchsorted(logs, few) - 1, 0, self.rungs - 2))
+        share = (few - logs[b]) / (logs[b + 1] - logs[b])
+        return rungs[b].epochs ** (1 - share) * rungs[b + 1].epochs**share
 
     def tangent(self, group, line):
         """(rung, weights of the slope as a function of H, other segments), or None."""
@@ -605,6 +618,13 @@ class Study:
             limit = least * (1 + EPOCHS_TOLERANCE)
             usable = [i for i in usable if max(1.0, self.groups[i].epochs) <= limit]
         return (usable or inside or [None])[-1]
+
+    def carries_verdict(self, model):
+        """Does Delta_end? It does not at a budget with a caveat, or without an interval."""
+        index = self.judged(model)
+        if index is None or not self.groups[index].usable:
+            return False
+        return not math.isnan(self.delta(index).half_width())
 
     def with_tangent(self, model, measure):
         return [i for i in self.models[model] if self.groups[i].tangents[line_of(measure)]]
