@@ -120,6 +120,7 @@ std::string piece_of_type(const ModelProto& model, Piece::Type type) {
 }  // namespace
 
 json tokenizer_json(const Tokenizer& tokenizer) {
+  if (tokenizer.is_byte_level()) return json::parse(tokenizer.contents());
   const ModelProto model = parse_model_proto(tokenizer.contents());
   check_expressible(model);
   json vocabulary = json::object();
@@ -146,12 +147,12 @@ json tokenizer_json(const Tokenizer& tokenizer) {
 }
 
 json tokenizer_config_json(const Tokenizer& tokenizer) {
-  const ModelProto model = parse_model_proto(tokenizer.contents());
   json config = {{"tokenizer_class", "PreTrainedTokenizerFast"},
-                 {"unk_token", piece_of_type(model, Piece::kUnknown)},
                  {"eos_token", tokenizer.piece(int32_t(tokenizer.separator()))},
                  {"clean_up_tokenization_spaces", false},
                  {"split_special_tokens", true}};
+  if (!tokenizer.is_byte_level())
+    config["unk_token"] = piece_of_type(parse_model_proto(tokenizer.contents()), Piece::kUnknown);
   if (tokenizer.bos() >= 0) config["bos_token"] = tokenizer.piece(int32_t(tokenizer.bos()));
   return config;
 }

@@ -2,7 +2,10 @@
 
 #include <sentencepiece_processor.h>
 
+#include <optional>
+
 #include "base/error.h"
+#include "data/byte_level_bpe.h"
 #include "data/bytes.h"
 
 namespace assay::data {
@@ -21,7 +24,23 @@ struct Tokenizer::Model {
   std::string contents;
   std::string sha256;
   sentencepiece::SentencePieceProcessor processor;
+  std::optional<ByteLevelBpe> byte_level;  // instead of the processor
 };
+
+namespace {
+
+// tokenizer.json does not say which tokens begin and end a text.
+constexpr const char* kEnds[] = {"<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>"};
+constexpr const char* kBegins[] = {"<|begin_of_text|>", "<|startoftext|>", "<s>", "<bos>"};
+
+template <size_t size>
+int64_t first_of(const ByteLevelBpe& bpe, const char* const (&names)[size]) {
+  for (const char* name : names)
+    if (const int32_t id = bpe.id_of(name); id >= 0) return id;
+  return -1;
+}
+
+}  // namespace
 
 Tokenizer::Tokenizer(std::unique_ptr<Model> model) : model_(std::move(model)) {}
 Tokenizer::Tokenizer(const fs::path& model)
@@ -31,6 +50,12 @@ Tokenizer::~Tokenizer() = default;
 
 Tokenizer Tokenizer::from_contents(std::string contents, const std::string& name) {
   auto model = std::make_unique<Model>();
+  if (contents.starts_with('{')) {
+    model->byte_level.emplace(contents, name);
+    model->sha256 = assay::sha256(contents);
+    model->contents = std::move(contents);
+    return Tokenizer(std::move(model));
+  }
   bool is_model = false;
   try {
     is_model = model->processor.LoadFromSerializedProto(contents).ok() && !contents.empty();
@@ -44,6 +69,7 @@ Tokenizer Tokenizer::from_contents(std::string contents, const std::string& name
 
 std::vector<int32_t> Tokenizer::encode(std::string_view text) const {
   if (!is_utf8(text)) fail("the text is not valid UTF-8");
+  if (model_->byte_level) return model_->byte_level->encode(text);
   std::vector<int> ids;
   const auto status = model_->processor.Encode(text, &ids);
   if (!status.ok())
@@ -56,6 +82,7 @@ std::string Tokenizer::decode(std::span<const int32_t> ids) const {
   for (const int32_t id : ids)
     if (id < 0 || id >= vocab_size())
       fail("token {} is outside the vocabulary of {}", id, vocab_size());
+  if (model_->byte_level) return model_->byte_level->decode(ids);
   std::string text;
   const auto status = model_->processor.Decode(std::vector<int>(ids.begin(), ids.end()), &text);
   if (!status.ok())
@@ -64,11 +91,19 @@ std::string Tokenizer::decode(std::span<const int32_t> ids) const {
   return text;
 }
 
-int64_t Tokenizer::vocab_size() const { return model_->processor.GetPieceSize(); }
-int64_t Tokenizer::bos() const { return model_->processor.bos_id(); }
-std::string Tokenizer::piece(int32_t id) const { return model_->processor.IdToPiece(id); }
+int64_t Tokenizer::vocab_size() const {
+  return model_->byte_level ? model_->byte_level->vocab_size() : model_->processor.GetPieceSize();
+}
+int64_t Tokenizer::bos() const {
+  return model_->byte_level ? first_of(*model_->byte_level, kBegins) : model_->processor.bos_id();
+}
+std::string Tokenizer::piece(int32_t id) const {
+  return model_->byte_level ? model_->byte_level->token(id) : model_->processor.IdToPiece(id);
+}
+bool Tokenizer::is_byte_level() const { return model_->byte_level.has_value(); }
 
 std::string Tokenizer::bytes(int32_t id) const {
+  if (model_->byte_level) return model_->byte_level->bytes(id);
   const auto& processor = model_->processor;
   constexpr std::string_view kSpace = "\u2581";
   const std::string piece = processor.IdToPiece(id);
@@ -85,13 +120,14 @@ std::string Tokenizer::bytes(int32_t id) const {
 }
 
 int32_t Tokenizer::id_of(std::string_view piece) const {
-  return model_->processor.PieceToId(piece);
+  return model_->byte_level ? model_->byte_level->id_of(piece) : model_->processor.PieceToId(piece);
 }
 const std::string& Tokenizer::sha256() const { return model_->sha256; }
 const std::string& Tokenizer::contents() const { return model_->contents; }
 
 int64_t Tokenizer::separator() const {
-  const int id = model_->processor.eos_id();
+  const int64_t id =
+      model_->byte_level ? first_of(*model_->byte_level, kEnds) : model_->processor.eos_id();
   if (id < 0) fail("the tokenizer has no end-of-sentence token, which separates documents");
   return id;
 }

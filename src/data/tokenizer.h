@@ -1,5 +1,6 @@
 #pragma once
-// SentencePiece tokenizers: text to ids and back.
+// Tokenizers, text to ids and back: SentencePiece models, and byte-level BPE in tokenizer.json
+// (data/byte_level_bpe.h).
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -14,7 +15,7 @@ namespace assay::data {
 
 class Tokenizer {
  public:
-  explicit Tokenizer(const fs::path& model);  // BadInput when the file is no SentencePiece model
+  explicit Tokenizer(const fs::path& model);  // BadInput when the file is neither of the two
   static Tokenizer from_contents(std::string contents, const std::string& name);
   ~Tokenizer();
   Tokenizer(Tokenizer&&) noexcept;
@@ -25,13 +26,14 @@ class Tokenizer {
   // BadInput for an id outside the vocabulary
   std::string decode(std::span<const int32_t> ids) const;
   int64_t vocab_size() const;
-  int64_t separator() const;  // eos; BadInput when the model has none
-  int64_t bos() const;        // −1 when the model has none
+  bool is_byte_level() const;  // a tokenizer.json
+  int64_t separator() const;   // eos; BadInput when the model has none
+  int64_t bos() const;         // −1 when the model has none
   std::string piece(int32_t id) const;
   // The bytes that the token adds to a text that is not empty; they may end inside a character. A
   // control token adds none.
   std::string bytes(int32_t id) const;
-  int32_t id_of(std::string_view piece) const;  // of unk when there is no such piece
+  int32_t id_of(std::string_view piece) const;  // without such a piece, that of unk or −1
   const std::string& sha256() const;            // of the model file
   const std::string& contents() const;          // of the model file
 

@@ -23,6 +23,7 @@ bool keeps_words_apart(const std::string& piece) {
 }
 
 bool exact_by_word(const Tokenizer& tokenizer) {
+  if (tokenizer.is_byte_level()) return false;
   const ModelProto model = parse_model_proto(tokenizer.contents());
   if (!model.bpe || !model.byte_fallback || model.whitespace_as_suffix) return false;
   if (model.normalises || !model.dummy_prefix || model.removes_whitespace || !model.escapes)

@@ -147,8 +147,9 @@ std::vector<at::Tensor> mixer_inputs(nn::LanguageModel& model, const at::Tensor&
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> inputs;
   model.watch = [&](int64_t layer, const at::Tensor& x) {
-    if (size_t(layer + 1) < model.layers.size())
-      inputs.push_back(model.layers[size_t(layer + 1)]->mixer_norm->forward(x));
+    if (size_t(layer + 1) == model.layers.size()) return;
+    const nn::Layer& next = *model.layers[size_t(layer + 1)];
+    inputs.push_back(next.post_norm ? x : next.mixer_norm->forward(x));
   };
   nn::ModelState state;
   model.hidden(tokens, state);

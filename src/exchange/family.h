@@ -64,6 +64,9 @@ class Settings {
   bool has(const std::string& key) const {
     return values_.contains(key) && !values_.at(key).is_null();
   }
+  bool is_null(const std::string& key) const {
+    return values_.contains(key) && values_.at(key).is_null();
+  }
   Settings child(const std::string& key) const;  // the object under `key`; empty when absent
 
  private:
@@ -88,11 +91,18 @@ struct Part {
   // section after section.
   std::vector<int64_t> sections = {};
   int64_t groups = 1;
+  std::string older = "";  // another name that files have
 };
 // Our tensor is theirs, brought into our layout and stacked by rows in this order.
 struct Rule {
   std::string ours;
   std::vector<Part> theirs;
+  // Rows of the stack, counted in shares: these rows are the last ones of ours.
+  struct Range {
+    int64_t begin = 0;
+    int64_t count = 0;
+  } last = {};
+  bool any_split = false;  // files may cut the stack at other rows
 };
 
 // Values of [model] with every default written out, by dotted key.
@@ -100,7 +110,8 @@ class Expanded {
  public:
   explicit Expanded(const ModelSpec& spec)
       : model_(ConfigNode::parse(spec.toml()).child("model")) {}
-  std::string text(const std::string& key) const;  // as TOML; "" when absent
+  std::string text(const std::string& key) const;                       // as TOML; "" when absent
+  bool has(const std::string& part) const { return model_.has(part); }  // a mixer or channel mixer
   template <class T>
   T get(const std::string& key) const {
     T value{};
@@ -114,9 +125,10 @@ class Expanded {
   ConfigNode model_;
 };
 
+// Requirements of a layout. A requirement of a mixer that the model lacks is met.
 struct Requirement {
   std::string key;                    // of Expanded
-  std::vector<std::string> accepted;  // as TOML
+  std::vector<std::string> accepted;  // as TOML; empty: any value
 };
 
 struct Family {
@@ -129,6 +141,9 @@ struct Family {
   nlohmann::json (*config)(const Expanded&);  // what transformers reads
   std::vector<Rule> (*rules)(const Expanded&);
   std::map<std::string, std::string> renamed = {};  // older names of their tensors, and the newer
+  // model_type of models whose text_config has this layout, and whose other parts are not read
+  std::string multimodal = "";
+  bool on_request = false;  // written only when no other layout fits or --layout names it
 };
 Registry<Family>& families();
 
@@ -148,9 +163,14 @@ struct DeltaShape {
 };
 DeltaShape delta_shape(const Expanded& model);  // of gated_delta_net, with its defaults
 
+// Tensors of gated_delta_net, with the names of flash-linear-attention, but its output projection.
+void add_gated_delta(std::vector<Rule>& rules, const Expanded& model, const std::string& ours,
+                     const std::string& theirs);
+
 // d_ff of swiglu or geglu
 int64_t gated_width(const Expanded& model, const std::string& channel_mixer);
-// channel_mixer of layer `ours` from `theirs`mlp.{gate,up,down}_proj.
-void add_gated_mlp(std::vector<Rule>& rules, const std::string& ours, const std::string& theirs);
+// channel_mixer of layer `ours` from `theirs`mlp.{gate,up,down}_proj: weights or biases.
+void add_gated_mlp(std::vector<Rule>& rules, const std::string& ours, const std::string& theirs,
+                   const std::string& kind = "weight");
 
 }  // namespace assay::exchange

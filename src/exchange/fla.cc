@@ -68,9 +68,9 @@ std::vector<Rule> model_rules(const Expanded& m, LayerRules mixer_rules) {
 }
 
 std::vector<Requirement> requirements(const std::string& mixer) {
-  return {{"pattern", {"[\"" + mixer + "\"]"}}, {"channel_mixer", {"\"swiglu\""}},
-          {"swiglu.bias", {"false"}},           {"norm", {"\"rmsnorm\""}},
-          {"embedding_norm", {"false"}},        {"positions", {"\"none\""}}};
+  return {{"pattern", {"[\"" + mixer + "\"]"}},
+          {"channel_mixer", {"\"swiglu\""}},
+          {"norm", {"\"rmsnorm\""}}};
 }
 
 struct Widths {
@@ -236,8 +236,18 @@ nlohmann::json gated_delta_config(const Expanded& m) {
   return config;
 }
 
-void gated_delta_rules(std::vector<Rule>& out, const Expanded& m, const std::string& ours,
-                       const std::string& theirs) {
+const bool gated_deltanet = families().add(
+    "gated_deltanet", {.prefix = "model.",
+                       .left_out = {},
+                       .requires_ = requirements("gated_delta_net"),
+                       .values = gated_delta_values,
+                       .config = gated_delta_config,
+                       .rules = [](const Expanded& m) { return model_rules(m, add_gated_delta); }});
+
+}  // namespace
+
+void add_gated_delta(std::vector<Rule>& out, const Expanded& m, const std::string& ours,
+                     const std::string& theirs) {
   const DeltaShape s = delta_shape(m);
   const Widths w{s.key_heads * s.key_dim, s.heads * s.value_dim};
   out.push_back({ours + "qkvz_proj.weight",
@@ -252,14 +262,4 @@ void gated_delta_rules(std::vector<Rule>& out, const Expanded& m, const std::str
   out.push_back({ours + "norm.weight", {{theirs + "o_norm.weight"}}});
 }
 
-const bool gated_deltanet =
-    families().add("gated_deltanet",
-                   {.prefix = "model.",
-                    .left_out = {},
-                    .requires_ = requirements("gated_delta_net"),
-                    .values = gated_delta_values,
-                    .config = gated_delta_config,
-                    .rules = [](const Expanded& m) { return model_rules(m, gated_delta_rules); }});
-
-}  // namespace
 }  // namespace assay::exchange

@@ -79,19 +79,48 @@ int64_t gated_width(const Expanded& m, const std::string& channel_mixer) {
   return hidden > 0 ? hidden : (m.get<int64_t>("d_model") * 8 / 3 + 63) / 64 * 64;
 }
 
-void add_gated_mlp(std::vector<Rule>& rules, const std::string& ours, const std::string& theirs) {
-  rules.push_back({ours + "channel_mixer.in_proj.weight",
-                   {{theirs + "mlp.gate_proj.weight"}, {theirs + "mlp.up_proj.weight"}}});
-  rules.push_back({ours + "channel_mixer.out_proj.weight", {{theirs + "mlp.down_proj.weight"}}});
+void add_gated_mlp(std::vector<Rule>& rules, const std::string& ours, const std::string& theirs,
+                   const std::string& kind) {
+  rules.push_back({ours + "channel_mixer.in_proj." + kind,
+                   {{theirs + "mlp.gate_proj." + kind}, {theirs + "mlp.up_proj." + kind}}});
+  rules.push_back({ours + "channel_mixer.out_proj." + kind, {{theirs + "mlp.down_proj." + kind}}});
 }
 
 namespace {
 
+// Holds for families that do not require something else of the key.
+const std::vector<Requirement> kUsual = {{"post_norm", {"[]"}},
+                                         {"embedding_norm", {"false"}},
+                                         {"positions", {"\"none\""}},
+                                         {"embedding_scale", {"1.0"}},
+                                         {"residual_scale", {"1.0"}},
+                                         {"logit_divisor", {"1.0"}},
+                                         {"swiglu.bias", {"false"}},
+                                         {"geglu.bias", {"false"}},
+                                         {"attention.window", {"-1"}},
+                                         {"attention.position", {"\"rope\""}},
+                                         {"attention.rotary_fraction", {"1.0"}},
+                                         {"attention.gate", {"\"none\""}},
+                                         {"attention.qkv_bias", {"false"}},
+                                         {"attention.qk_norm", {"false"}},
+                                         {"attention.qk_rmsnorm", {"\"none\""}},
+                                         {"attention.softmax_scale", {"0.0"}},
+                                         {"attention.constants", {"\"none\""}},
+                                         {"gated_delta_net.negative_eigenvalues", {"false"}}};
+
 // "" when the model has the family's layout, else the first reason why not.
 std::string misfit(const Family& family, const Expanded& model) {
-  for (const auto& [key, accepted] : family.requires_)
-    if (std::ranges::find(accepted, model.text(key)) == accepted.end())
+  std::vector<Requirement> all = family.requires_;
+  for (const Requirement& usual : kUsual)
+    if (std::ranges::find(family.requires_, usual.key, &Requirement::key) == family.requires_.end())
+      all.push_back(usual);
+  for (const auto& [key, accepted] : all) {
+    const size_t dot = key.find('.');
+    const bool applies = dot == std::string::npos || model.has(key.substr(0, dot));
+    if (applies && !accepted.empty() &&
+        std::ranges::find(accepted, model.text(key)) == accepted.end())
       return fmt::format("model.{} = {} must be {}", key, model.text(key), join(accepted, " or "));
+  }
   try {
     family.config(model);
   } catch (const BadInput& error) {
@@ -115,6 +144,8 @@ std::vector<std::string> families_of(const ModelSpec& spec, const std::string& a
     if (reason.empty()) fitting.push_back(name);
     reasons += fmt::format("\n  {}: {}", name, reason);
   }
+  std::ranges::stable_partition(
+      fitting, [](const std::string& name) { return !families().at(name).on_request; });
   if (fitting.empty())
     fail("no known Hugging Face layout fits this model:{}\nNothing was written.", reasons);
   return fitting;
@@ -205,6 +236,20 @@ int64_t total_share(const Rule& rule) {
   return total;
 }
 
+// The rows `rule.last` of the stack to its end, and back.
+at::Tensor move_to_end(const at::Tensor& stack, const Rule& rule) {
+  const int64_t unit = stack.size(0) / total_share(rule);
+  const int64_t begin = rule.last.begin * unit;
+  const int64_t end = begin + rule.last.count * unit;
+  return at::cat({stack.slice(0, 0, begin), stack.slice(0, end), stack.slice(0, begin, end)});
+}
+at::Tensor move_from_end(const at::Tensor& ours, const Rule& rule) {
+  const int64_t unit = ours.size(0) / total_share(rule);
+  const int64_t begin = rule.last.begin * unit;
+  const int64_t last = ours.size(0) - rule.last.count * unit;
+  return at::cat({ours.slice(0, 0, begin), ours.slice(0, last), ours.slice(0, begin, last)});
+}
+
 // The names without what torch.compile and DistributedDataParallel put before all of them.
 NamedTensors without_wrappers(NamedTensors tensors) {
   for (const std::string prefix : {"module.", "_orig_mod.", "module."})
@@ -228,6 +273,9 @@ std::map<std::string, at::Tensor> whole_names(const Family& family, const NamedT
       fail("{}: tensor '{}' holds {}, expected floating-point numbers", where, name,
            c10::toString(tensor.scalar_type()));
     std::string whole = bare && name != "lm_head.weight" ? family.prefix + name : name;
+    if (constexpr std::string_view kText = "model.language_model.";
+        !family.multimodal.empty() && whole.starts_with(kText))
+      whole = family.prefix + whole.substr(kText.size());
     if (const auto newer = family.renamed.find(whole); newer != family.renamed.end())
       whole = newer->second;
     if (!found.emplace(whole, tensor).second) fail("{}: tensor '{}' occurs twice", where, whole);
@@ -254,10 +302,12 @@ class Taken {
     int64_t rows = 0;
     for (const Part& part : rule.theirs) rows += parts.emplace_back(take(part)).size(0);
     for (size_t i = 0; i < parts.size(); ++i)
-      if (parts[i].size(0) * total_share(rule) != rows * rule.theirs[i].share ||
+      if ((!rule.any_split &&
+           parts[i].size(0) * total_share(rule) != rows * rule.theirs[i].share) ||
           parts[i].sizes().slice(1) != parts[0].sizes().slice(1))
         fail("{}: {} do not fit config.json and one another", where_,
              names_and_shapes(rule, parts));
+    if (rule.last.count > 0) return move_to_end(at::cat(parts), rule);
     return parts.size() == 1 ? parts[0].contiguous() : at::cat(parts);
   }
 
@@ -291,7 +341,8 @@ class Taken {
 
  private:
   at::Tensor take(const Part& part) {
-    const auto found = tensors_.find(part.name);
+    auto found = tensors_.find(part.name);
+    if (found == tensors_.end() && !part.older.empty()) found = tensors_.find(part.older);
     if (found == tensors_.end()) {
       std::vector<std::string> names;
       for (const auto& [name, tensor] : tensors_) names.push_back(name);
@@ -303,7 +354,7 @@ class Taken {
     if (!has_layout(x, part.layout) || (rows > 0 && x.size(0) != rows))
       fail("{}: tensor '{}' has the shape {}, which is not that of its family", where_, part.name,
            shape(x));
-    taken_.insert(part.name);
+    taken_.insert(found->first);
     return part.sections.empty() ? to_our_layout(x, part.layout) : by_section(x, part);
   }
 
@@ -379,15 +430,61 @@ std::vector<fs::path> hugging_face_weights(const fs::path& folder) {
       folder.string());
 }
 
-ModelSpec hugging_face_spec(const fs::path& folder) {
+namespace {
+
+// Models of transformers that no layout here has, and the part that is missing.
+const std::map<std::string, std::string> kMissing = {
+    {"bamba", "Mamba-2 with an attention that has partial rotary positions"},
+    {"deepseek_v2", "multi-head latent attention (MLA)"},
+    {"deepseek_v3", "multi-head latent attention (MLA)"},
+    {"falcon_h1", "attention and Mamba-2 next to each other in one layer"},
+    {"gemma2", "norms before and after each part, and windows in some layers only"},
+    {"gemma3_text", "norms before and after each part, and windows in some layers only"},
+    {"gpt_oss", "experts"},
+    {"jamba", "experts"},
+    {"kimi_linear", "multi-head latent attention (MLA)"},
+    {"lfm2_moe", "experts"},
+    {"lfm3", "norms before and after each part, and windows in some layers only"},
+    {"mixtral", "experts"},
+    {"nemotron_h", "layers of one part each"},
+    {"olmoe", "experts"},
+    {"qwen2_moe", "experts"},
+    {"qwen3_5_moe", "experts"},
+    {"qwen3_5_moe_text", "experts"},
+    {"qwen3_moe", "experts"},
+    {"zamba2", "layers of attention that share weights"},
+};
+
+// The family of config.json and its settings of the language model, which are in text_config where
+// the model has other parts.
+std::pair<std::string, Settings> family_and_settings(const fs::path& folder) {
   const fs::path file = folder / "config.json";
   const Settings settings(read_json(file), file.string());
-  const Family& family = families().at(settings.get<std::string>("model_type"));
   settings.expect("quantization_config", {});
-  ConfigNode model = ConfigNode::parse("[model]\n", file.string()).child("model");
-  for (const Value& value : family.values(settings))
-    model.put(value.key, value.toml, value.where.empty() ? file.string() : value.where);
+  const std::string type = settings.get<std::string>("model_type");
+  for (const std::string& name : families().names())
+    if (const std::string& outer = families().at(name).multimodal; !outer.empty() && outer == type)
+      return {name, settings.child("text_config")};
+  if (const auto missing = kMissing.find(type); missing != kMissing.end())
+    fail("{}: models of type '{}' are not supported, because they have {}. Nothing was written.",
+         file.string(), type, missing->second);
+  families().at(type);  // throws on unknown names
+  return {type, settings};
+}
+
+ModelSpec spec_of(const std::string& family, const Settings& settings, const std::string& file) {
+  settings.expect("quantization_config", {});
+  ConfigNode model = ConfigNode::parse("[model]\n", file).child("model");
+  for (const Value& value : families().at(family).values(settings))
+    model.put(value.key, value.toml, value.where.empty() ? file : value.where);
   return ModelSpec::read(model);
+}
+
+}  // namespace
+
+ModelSpec hugging_face_spec(const fs::path& folder) {
+  const auto [family, settings] = family_and_settings(folder);
+  return spec_of(family, settings, (folder / "config.json").string());
 }
 
 nlohmann::json hugging_face_config(const ModelSpec& spec, const std::string& layout) {
@@ -401,12 +498,12 @@ nlohmann::json hugging_face_config(const ModelSpec& spec, const std::string& lay
 }
 
 NamedTensors from_hugging_face(const ModelSpec& spec, const NamedTensors& stored,
-                               const std::string& where) {
+                               const std::string& where, const std::string& layout) {
   const NamedTensors theirs = without_wrappers(stored);
   if (spec.config.num_layers > int64_t(theirs.size()))
     fail("{}: holds {} tensors, too few for the {} layers of config.json", where, theirs.size(),
          spec.config.num_layers);
-  const Family& family = family_of(spec, theirs);
+  const Family& family = family_of(spec, theirs, layout);
   Taken tensors(whole_names(family, theirs, where), where);
   const std::vector<Rule> rules = family.rules(Expanded(spec));
   if (spec.config.tie_embeddings) tensors.name_tied_embedding(rules.front().theirs.front().name);
@@ -426,7 +523,8 @@ NamedTensors to_hugging_face(const ModelSpec& spec, const NamedTensors& ours,
   const std::map<std::string, at::Tensor> found(ours.begin(), ours.end());
   NamedTensors theirs;
   for (const Rule& rule : family_of(spec, {}, layout).rules(Expanded(spec))) {
-    const at::Tensor& whole = found.at(rule.ours);
+    at::Tensor whole = found.at(rule.ours);
+    if (rule.last.count > 0) whole = move_from_end(whole, rule);
     int64_t begin = 0;
     for (const Part& part : rule.theirs) {
       const int64_t rows = whole.size(0) / total_share(rule) * part.share;
@@ -442,8 +540,10 @@ NamedTensors to_hugging_face(const ModelSpec& spec, const NamedTensors& ours,
 }
 
 std::shared_ptr<LanguageModel> read_hugging_face(const fs::path& folder) {
-  const ModelSpec spec = hugging_face_spec(folder);
-  const NamedTensors tensors = from_hugging_face(spec, load_weights(folder), folder.string());
+  const auto [family, settings] = family_and_settings(folder);
+  const ModelSpec spec = spec_of(family, settings, (folder / "config.json").string());
+  const NamedTensors tensors =
+      from_hugging_face(spec, load_weights(folder), folder.string(), family);
   auto model = std::make_shared<LanguageModel>(spec);
   copy_tensors(tensors, named_parameters_of(*model), folder.string());
   return model;

@@ -21,7 +21,7 @@ nlohmann::json hugging_face_config(const nn::ModelSpec& spec, const std::string&
 // Renames and lays out anything that has a model's names and shapes: weights, gradients, moments.
 // Exact both ways.
 nn::NamedTensors from_hugging_face(const nn::ModelSpec& spec, const nn::NamedTensors& theirs,
-                                   const std::string& where);
+                                   const std::string& where, const std::string& layout = "");
 nn::NamedTensors to_hugging_face(const nn::ModelSpec& spec, const nn::NamedTensors& ours,
                                  const std::string& layout = "");
 

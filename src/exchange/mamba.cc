@@ -32,8 +32,6 @@ std::vector<Requirement> requirements(const std::string& mixer,
   std::vector<Requirement> out = {{"pattern", {"[\"" + mixer + "\"]"}},
                                   {"channel_mixer", {"\"none\""}},
                                   {"norm", {"\"rmsnorm\""}},
-                                  {"embedding_norm", {"false"}},
-                                  {"positions", {"\"none\""}},
                                   {mixer + ".decay", {"\"full\""}}};
   out.insert(out.end(), more.begin(), more.end());
   return out;

@@ -37,8 +37,9 @@ OpenModel read_model(const fs::path& config, const fs::path& weights) {
 // Next to the model, or in the store that the run was trained on.
 fs::path find_tokenizer(const fs::path& folder) {
   const auto in = [](const fs::path& place) {
-    const fs::path file = place / "tokenizer.model";
-    return fs::exists(file) ? file : fs::path();
+    for (const char* name : {"tokenizer.model", "tokenizer.json"})
+      if (const fs::path file = place / name; fs::exists(file)) return file;
+    return fs::path();
   };
   if (const fs::path file = in(folder); !file.empty()) return file;
   const auto provenance = run::Folder{folder}.provenance();
@@ -52,7 +53,11 @@ void write_new(fs::path folder, const fs::path& tokenizer,
     fail("{}: exists already; choose another folder. Nothing was written.", folder.string());
   const TemporaryFolder temporary(folder);
   write(temporary.path());
-  if (!tokenizer.empty()) write_file(temporary.path() / "tokenizer.model", read_file(tokenizer));
+  if (!tokenizer.empty()) {
+    const std::string contents = read_file(tokenizer);
+    const char* name = contents.starts_with('{') ? "tokenizer.json" : "tokenizer.model";
+    write_file(temporary.path() / name, contents);
+  }
   publish_folder(temporary.path(), folder);
 }
 

@@ -1,111 +1,123 @@
-// Qwen3-Next where every layer is a gated delta net and every feed-forward layer is dense.
-#include "exchange/family.h"
+// Qwen3-Next with dense feed-forward layers, and the text of Qwen3.5, which stores the projections
+// of the gated delta net apart. Attention has an output gate and turns a part of each head.
+#include "exchange/decoder.h"
 
 namespace assay::exchange {
 namespace {
 
-// Every layer's kind must be written out and linear; absent, transformers makes each fourth
-// an attention layer.
-void expect_linear_layers(const Settings& s, int64_t layers) {
-  const auto kinds = s.get<nlohmann::json>("layer_types");
-  const auto linear = [](const nlohmann::json& kind) { return kind == "linear_attention"; };
-  if (!kinds.is_array() || int64_t(kinds.size()) != layers || !std::ranges::all_of(kinds, linear))
-    s.expect("layer_types", {"linear_attention in every layer"});
+DecoderLayout layout(std::string architecture) {
+  return {.architecture = std::move(architecture),
+          .kinds = {{"full_attention", "attention"}, {"linear_attention", "gated_delta_net"}},
+          .norm = "zero_centered_rmsnorm",
+          .absent_rotary_fraction = 0.25,
+          .absent_head_dim = 256,
+          .qk_rmsnorm = "zero_centered_head",
+          .gate = "element"};
 }
+const DecoderLayout kNext = layout("Qwen3NextForCausalLM");
+const DecoderLayout kText = layout("Qwen3_5ForCausalLM");
 
 std::vector<Value> values(const Settings& s) {
   s.expect("hidden_act", {"silu"});
-  s.expect("num_experts", {0});
-  expect_linear_layers(s, s.get<int64_t>("num_hidden_layers"));
-  return {s.as<int64_t>("vocab_size", "vocab_size"),
-          s.as<int64_t>("d_model", "hidden_size"),
-          s.as<int64_t>("num_layers", "num_hidden_layers"),
-          {"pattern", Names{"gated_delta_net"}},
-          {"channel_mixer", "swiglu"},
-          {"norm", "zero_centered_rmsnorm"},
-          s.as<double>("norm_eps", "rms_norm_eps", 1e-6),
-          s.as<bool>("tie_embeddings", "tie_word_embeddings", false),
-          s.as<int64_t>("gated_delta_net.num_heads", "linear_num_value_heads"),
-          s.as<int64_t>("gated_delta_net.num_key_heads", "linear_num_key_heads"),
-          s.as<int64_t>("gated_delta_net.head_dim", "linear_key_head_dim"),
-          s.as<int64_t>("gated_delta_net.value_head_dim", "linear_value_head_dim"),
-          s.as<int64_t>("gated_delta_net.conv_width", "linear_conv_kernel_dim", 4),
-          s.as<double>("gated_delta_net.norm_eps", "rms_norm_eps", 1e-6),
-          s.as<int64_t>("swiglu.d_ff", "intermediate_size")};
+  const Names pattern = pattern_of(s, kNext, each_nth(s, "full_attention_interval", 4, kNext));
+  std::vector<Value> out = decoder_values(s, kNext, pattern);
+  out.push_back({"channel_mixer", "swiglu"});
+  out.push_back(s.as<int64_t>("swiglu.d_ff", "intermediate_size"));
+  if (!has_mixer(pattern, "gated_delta_net")) return out;
+  for (Value& value : linear_attention_values(s, {32, 16, 128, 128}))
+    out.push_back(std::move(value));
+  out.push_back(s.as<double>("gated_delta_net.norm_eps", "rms_norm_eps", 1e-6));
+  return out;
 }
 
-nlohmann::json config(const Expanded& m) {
-  const DeltaShape shape = delta_shape(m);
-  const auto layers = m.get<int64_t>("num_layers");
-  if (m.get<double>("gated_delta_net.norm_eps") != m.get<double>("norm_eps"))
+nlohmann::json config(const Expanded& m, const DecoderLayout& layout) {
+  nlohmann::json out = decoder_config(m, layout);
+  out.update(linear_attention_config(m));
+  if (m.has("gated_delta_net") &&
+      m.get<double>("gated_delta_net.norm_eps") != m.get<double>("norm_eps"))
     fail("model.gated_delta_net.norm_eps must be model.norm_eps");
-  if (m.get<int64_t>("gated_delta_net.conv_width") == 0)
-    fail("model.gated_delta_net.conv_width must be positive");
-  std::vector<int64_t> dense;
-  for (int64_t i = 0; i < layers; ++i) dense.push_back(i);
-  return {{"architectures", {"Qwen3NextForCausalLM"}},
-          {"decoder_sparse_step", 1},
-          {"hidden_act", "silu"},
-          {"hidden_size", m.get<int64_t>("d_model")},
-          {"intermediate_size", gated_width(m, "swiglu")},
-          {"layer_types", std::vector<std::string>(size_t(layers), "linear_attention")},
-          {"linear_conv_kernel_dim", m.get<int64_t>("gated_delta_net.conv_width")},
-          {"linear_key_head_dim", shape.key_dim},
-          {"linear_num_key_heads", shape.key_heads},
-          {"linear_num_value_heads", shape.heads},
-          {"linear_value_head_dim", shape.value_dim},
-          {"mlp_only_layers", dense},
-          {"num_experts", 0},
-          {"num_hidden_layers", layers},
-          {"rms_norm_eps", m.get<double>("norm_eps")},
-          {"tie_word_embeddings", m.get<bool>("tie_embeddings")},
-          // With a cache, transformers 5.24 needs an attention layer, and there is none here
-          {"use_cache", false}};
+  out.update({{"hidden_act", "silu"}, {"intermediate_size", gated_width(m, "swiglu")}});
+  // With a cache, transformers 5.24 needs an attention layer
+  if (!m.has("attention")) out["use_cache"] = false;
+  return out;
 }
 
-std::vector<Rule> rules(const Expanded& m) {
+nlohmann::json next_config(const Expanded& m) {
+  nlohmann::json out = config(m, kNext);
+  std::vector<int64_t> dense;
+  for (int64_t i = 0; i < m.get<int64_t>("num_layers"); ++i) dense.push_back(i);
+  out.update({{"decoder_sparse_step", 1}, {"mlp_only_layers", dense}, {"num_experts", 0}});
+  return out;
+}
+
+// The tensors of a layer that both layouts store alike.
+void add_shared(std::vector<Rule>& out, const std::string& mixer, const std::string& ours,
+                const std::string& theirs) {
+  add_gated_mlp(out, ours, theirs);
+  if (mixer != "gated_delta_net") return;
+  const std::string a = theirs + "linear_attn.";
+  out.push_back({ours + "mixer.conv.weight", {{a + "conv1d.weight", 1, Layout::unsqueezed}}});
+  for (const char* same : {"A_log", "dt_bias", "norm.weight", "out_proj.weight"})
+    out.push_back({ours + "mixer." + same, {{a + same}}});
+}
+
+void add_next_layer(std::vector<Rule>& out, const Expanded& m, const std::string& mixer,
+                    const std::string& ours, const std::string& theirs) {
+  add_shared(out, mixer, ours, theirs);
+  if (mixer != "gated_delta_net") return;
   const DeltaShape shape = delta_shape(m);
   // Heads that share one key head, and the width of their values
   const int64_t shared = shape.heads / shape.key_heads;
   const int64_t values = shared * shape.value_dim;
-  std::vector<Rule> out = {{"embedding", {{"model.embed_tokens.weight"}}},
-                           {"norm.weight", {{"model.norm.weight"}}}};
-  if (!m.get<bool>("tie_embeddings")) out.push_back({"head.weight", {{"lm_head.weight"}}});
-  for (int64_t i = 0; i < m.get<int64_t>("num_layers"); ++i) {
-    const std::string ours = fmt::format("layers_{}.", i);
-    const std::string theirs = fmt::format("model.layers.{}.", i);
-    const std::string a = theirs + "linear_attn.";
-    out.push_back({ours + "mixer_norm.weight", {{theirs + "input_layernorm.weight"}}});
-    out.push_back({ours + "channel_norm.weight", {{theirs + "post_attention_layernorm.weight"}}});
-    out.push_back({ours + "mixer.qkvz_proj.weight",
-                   {{a + "in_proj_qkvz.weight",
-                     1,
-                     Layout::same,
-                     {shape.key_dim, shape.key_dim, values, values},
-                     shape.key_heads}}});
-    out.push_back(
-        {ours + "mixer.ba_proj.weight",
-         {{a + "in_proj_ba.weight", 1, Layout::same, {shared, shared}, shape.key_heads}}});
-    out.push_back({ours + "mixer.conv.weight", {{a + "conv1d.weight", 1, Layout::unsqueezed}}});
-    for (const char* same : {"A_log", "dt_bias", "norm.weight", "out_proj.weight"})
-      out.push_back({ours + "mixer." + same, {{a + same}}});
-    add_gated_mlp(out, ours, theirs);
-  }
-  return out;
+  const std::string a = theirs + "linear_attn.";
+  out.push_back({ours + "mixer.qkvz_proj.weight",
+                 {{a + "in_proj_qkvz.weight",
+                   1,
+                   Layout::same,
+                   {shape.key_dim, shape.key_dim, values, values},
+                   shape.key_heads}}});
+  out.push_back({ours + "mixer.ba_proj.weight",
+                 {{a + "in_proj_ba.weight", 1, Layout::same, {shared, shared}, shape.key_heads}}});
 }
 
-const bool registered =
-    families().add("qwen3_next", {.prefix = "model.",
-                                  .left_out = {},
-                                  .requires_ = {{"pattern", {"[\"gated_delta_net\"]"}},
-                                                {"channel_mixer", {"\"swiglu\""}},
-                                                {"swiglu.bias", {"false"}},
-                                                {"norm", {"\"zero_centered_rmsnorm\""}},
-                                                {"embedding_norm", {"false"}},
-                                                {"positions", {"\"none\""}}},
-                                  .values = values,
-                                  .config = config,
-                                  .rules = rules});
+void add_text_layer(std::vector<Rule>& out, const Expanded& m, const std::string& mixer,
+                    const std::string& ours, const std::string& theirs) {
+  add_shared(out, mixer, ours, theirs);
+  if (mixer != "gated_delta_net") return;
+  const DeltaShape shape = delta_shape(m);
+  const int64_t keys = shape.key_heads * shape.key_dim;
+  const int64_t values = shape.heads * shape.value_dim;
+  const std::string a = theirs + "linear_attn.";
+  out.push_back(
+      {ours + "mixer.qkvz_proj.weight",
+       {{a + "in_proj_qkv.weight", 2 * keys + values}, {a + "in_proj_z.weight", values}}});
+  out.push_back(
+      {ours + "mixer.ba_proj.weight", {{a + "in_proj_b.weight"}, {a + "in_proj_a.weight"}}});
+}
+
+const bool next = families().add(
+    "qwen3_next",
+    {.prefix = "model.",
+     .left_out = {R"(mtp\..*)"},
+     .requires_ = decoder_requirements(kNext),
+     .values =
+         [](const Settings& s) {
+           s.expect("num_experts", {0});
+           return values(s);
+         },
+     .config = next_config,
+     .rules = [](const Expanded& m) { return decoder_rules(m, kNext, add_next_layer); }});
+
+const bool text = families().add(
+    "qwen3_5_text",
+    {.prefix = "model.",
+     .left_out = {R"(model\.visual\..*)", R"(mtp\..*)"},
+     .requires_ = decoder_requirements(kText),
+     .values = values,
+     .config = [](const Expanded& m) { return config(m, kText); },
+     .rules = [](const Expanded& m) { return decoder_rules(m, kText, add_text_layer); },
+     .multimodal = "qwen3_5",
+     .on_request = true});
 
 }  // namespace
 }  // namespace assay::exchange

@@ -34,6 +34,13 @@ void check(const ConfigNode& model, const ModelConfig& c) {
   need(std::ranges::find(Norm::kinds(), c.norm) != Norm::kinds().end(), "norm",
        join(Norm::kinds(), " or "));
   need(c.norm_eps > 0, "norm_eps", "positive");
+  for (const auto& [scale, key] :
+       {std::pair(c.embedding_scale, "embedding_scale"),
+        std::pair(c.residual_scale, "residual_scale"), std::pair(c.logit_divisor, "logit_divisor")})
+    need(scale > 0 && std::isfinite(scale), key, "positive");
+  for (const std::string& name : c.post_norm)
+    need(std::ranges::find(c.pattern, name) != c.pattern.end(), "post_norm",
+         "a list of mixers of the pattern");
   need(c.embedding_std > 0, "embedding_std", "positive");
   need(c.positions == "none" || c.positions == "learned", "positions", "none or learned");
   within(c.max_positions, 0, kMostRows, "max_positions",
@@ -256,6 +263,8 @@ Layer::Layer(const ModelSpec& spec, int64_t index) {
   };
   bool first = true;
   for (int64_t i = 0; i < index; ++i) first = first && name(i) != name(index);
+  post_norm = std::ranges::find(c.post_norm, name(index)) != c.post_norm.end();
+  residual_scale = c.residual_scale;
   mixer_norm = register_module("mixer_norm", std::make_shared<Norm>(c.norm, c.d_model, c.norm_eps));
   const Place place(c.d_model, index, c.num_layers, first, c.channel_mixer == "none" ? 1 : 2);
   mixer = register_module("mixer", make_part(mixers(), spec, name(index), place));
@@ -269,13 +278,23 @@ Layer::Layer(const ModelSpec& spec, int64_t index) {
 
 Residual Layer::forward(Residual x, State& state, at::ScalarType dtype) {
   const bool one_token = x.x.size(1) == 1 && !x.x.requires_grad();
-  const auto output_of = [&](Mixer& part, const Norm& norm) {
+  const auto read = [&](Mixer& part, const at::Tensor& h) {
+    return one_token ? part.step(h.squeeze(1), state).unsqueeze(1) : part.forward(h, state);
+  };
+  const auto branch = [&](Mixer& part, const Norm& norm) {
+    if (post_norm) {
+      x = {x.sum(), {}};
+      return norm.forward(read(part, x.x.to(dtype)));
+    }
     if (auto* projected = dynamic_cast<ProjectedMixer*>(&part); projected && one_token) {
       const at::Tensor h = norm.forward_projected(x, projected->input_projection(), dtype);
       return projected->mix_step(h.squeeze(1), state).unsqueeze(1);
     }
-    const at::Tensor h = norm.forward(x).to(dtype);
-    return one_token ? part.step(h.squeeze(1), state).unsqueeze(1) : part.forward(h, state);
+    return read(part, norm.forward(x).to(dtype));
+  };
+  const auto output_of = [&](Mixer& part, const Norm& norm) {
+    const at::Tensor y = branch(part, norm);
+    return residual_scale == 1 ? y : y * residual_scale;
   };
   x.y = output_of(*mixer, *mixer_norm);
   if (channel_mixer) x.y = output_of(*channel_mixer, *channel_norm);
@@ -344,6 +363,7 @@ at::Tensor LanguageModel::embed(const at::Tensor& tokens, const ModelState& stat
   }
   x = x.to(spec.config.residual_in_fp32 ? at::promote_types(product_dtype(), at::kFloat)
                                         : product_dtype());
+  if (spec.config.embedding_scale != 1) x = x * spec.config.embedding_scale;
   return embedding_norm ? embedding_norm->forward(x) : x;
 }
 
@@ -352,7 +372,8 @@ at::ScalarType LanguageModel::product_dtype() const {
 }
 
 at::Tensor LanguageModel::normalised(Residual output) const {
-  return norm->forward(output).to(product_dtype());
+  const at::Tensor normed = norm->forward(output).to(product_dtype());
+  return spec.config.logit_divisor == 1 ? normed : normed / spec.config.logit_divisor;
 }
 
 at::Tensor LanguageModel::hidden(const at::Tensor& tokens, ModelState& state) {
@@ -410,7 +431,8 @@ int64_t LanguageModel::max_time() const {
 }
 
 at::Tensor LanguageModel::logits(const at::Tensor& tokens, ModelState& state) {
-  if (at::GradMode::is_enabled()) return logits_of_hidden(hidden(tokens, state));
+  if (at::GradMode::is_enabled() || spec.config.logit_divisor != 1)
+    return logits_of_hidden(hidden(tokens, state));
   Residual x = residual(tokens, state);
   return norm->forward_projected(x, {head_weight()}, product_dtype());
 }

@@ -3,7 +3,10 @@
 // it, not code.
 //   x ← (norm) embed(tokens) (+ positions)
 //       each layer: x ← x + mixer(norm x); x ← x + channel_mixer(norm x)
+//                   of the mixers in post_norm: x ← x + norm(mixer(x)); x ← x + norm(…)
 //   logits = W norm(x)
+// embedding_scale and residual_scale multiply the embedding and the outputs of mixers and channel
+// mixers; logit_divisor divides the logits. [Granite]
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 
@@ -25,6 +28,7 @@ struct ModelConfig {
   std::vector<std::string> pattern = {"attention"};
   std::string channel_mixer = "geglu";
   std::string norm = "rmsnorm";
+  std::vector<std::string> post_norm = {};
   double norm_eps = 1e-5;
   bool embedding_norm = false;
   double embedding_std = 0.02;
@@ -32,6 +36,9 @@ struct ModelConfig {
   int64_t max_positions = 0;
   bool tie_embeddings = true;
   bool residual_in_fp32 = false;
+  double embedding_scale = 1;
+  double residual_scale = 1;
+  double logit_divisor = 1;
   void fields(auto&& field) {
     field("vocab_size", vocab_size, "0: that of the data");
     field("d_model", d_model, "width of the residual stream");
@@ -39,6 +46,8 @@ struct ModelConfig {
     field("pattern", pattern, "sequence mixers, repeated over the layers");
     field("channel_mixer", channel_mixer, "feed-forward layer after each mixer, or none");
     field("norm", norm, "rmsnorm, layernorm or zero_centered_rmsnorm");
+    field("post_norm", post_norm,
+          "mixers whose layers normalise outputs instead of inputs, as in OLMo 2");
     field("norm_eps", norm_eps, "added to the variance");
     field("embedding_norm", embedding_norm, "a norm after the embedding too, as in RWKV");
     field("embedding_std", embedding_std, "standard deviation of the embedding's starting values");
@@ -48,6 +57,9 @@ struct ModelConfig {
     field("tie_embeddings", tie_embeddings, "the head uses the embedding's weight");
     field("residual_in_fp32", residual_in_fp32,
           "with bf16 products: the residual stream is added in fp32, as in mamba's code");
+    field("embedding_scale", embedding_scale, "multiplies what the first layer reads");
+    field("residual_scale", residual_scale, "multiplies what each part of a layer adds");
+    field("logit_divisor", logit_divisor, "divides the logits");
   }
 };
 
@@ -92,6 +104,8 @@ struct Layer : torch::nn::Module {
   // the last two null with channel_mixer = "none"
   std::shared_ptr<Mixer> mixer;
   std::shared_ptr<Mixer> channel_mixer;
+  bool post_norm;
+  double residual_scale;
 };
 
 struct LanguageModel : Module {

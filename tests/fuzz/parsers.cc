@@ -10,6 +10,7 @@
 
 #include "base/config.h"
 #include "base/safetensors.h"
+#include "data/byte_level_bpe.h"
 #include "data/compressed.h"
 #include "data/hugging_face_tokenizer.h"
 #include "data/model_proto.h"
@@ -222,6 +223,18 @@ void parse_sentencepiece(const fs::path&, std::string_view input) {
   sink = sink + int64_t(data::tokenizer_json(tokenizer).dump().size());
 }
 
+std::vector<std::string> tokenizer_json_seeds() {
+  const auto golden =
+      nlohmann::json::parse(read_file(ASSAY_SOURCE_DIR "/tests/data/byte_level_bpe.json"));
+  return {golden.at("qwen").at("tokenizer").dump(), golden.at("gpt2").at("tokenizer").dump()};
+}
+
+void parse_tokenizer_json(const fs::path&, std::string_view input) {
+  const data::ByteLevelBpe tokenizer(input, "tokenizer.json");
+  const auto ids = tokenizer.encode("a text's  of\n123 \u65e5 cafe\u0301 <think>");
+  sink = sink + int64_t(tokenizer.decode(ids).size());
+}
+
 // An input is one byte for the kind of the file, and the file.
 const std::vector<std::string> kTextFiles = {"a.jsonl", "a.jsonl.zst", "a.jsonl.gz", "a.txt",
                                              "a.txt.zst"};
@@ -256,6 +269,7 @@ const bool data_parsers =
     parsers().add("index", {index_seeds, parse_index}) &&
     parsers().add("manifest", {manifest_seeds, parse_manifest, /*json=*/true}) &&
     parsers().add("sentencepiece", {sentencepiece_seeds, parse_sentencepiece}) &&
+    parsers().add("tokenizer_json", {tokenizer_json_seeds, parse_tokenizer_json}) &&
     parsers().add("text", {text_seeds, parse_text});
 
 // ---- study ----

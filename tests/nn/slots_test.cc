@@ -124,6 +124,12 @@ const std::vector<Example>& cuda_examples() {
   static const std::vector<Example> examples = {
       {"transformer", toml("\"attention\"", "[model.attention]\nnum_heads = 4\nnum_kv_heads = 2")},
       {"qk_norm", toml("\"attention\"", "[model.attention]\nnum_heads = 2\nqk_norm = true")},
+      {"qk_rmsnorm",
+       toml("\"attention\"", "[model.attention]\nnum_heads = 4\nqk_rmsnorm = \"head\"")},
+      {"post_norm", toml("\"attention\", \"mamba2\"",
+                         "post_norm = [\"attention\"]\nresidual_scale = 0.5\n"
+                         "embedding_scale = 3.0\nlogit_divisor = 2.0\n"
+                         "[model.mamba2]\nstate_size = 16\nhead_dim = 16")},
       {"alibi", toml("\"attention\"", "[model.attention]\nnum_heads = 8\nposition = \"alibi\"")},
       {"wide", "[model]\nvocab_size = 40\nd_model = 320\nchannel_mixer = \"swiglu\"\n"},
       {"layernorm", toml("\"attention\"", "norm = \"layernorm\"")},

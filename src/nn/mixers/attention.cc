@@ -11,6 +11,8 @@
 // and k [Qwen3, Gemma 3].
 // Constants: k_j, or q_j and k_j, is a trained vector of position j and head, whatever stands
 // there: no relation between contents is left. [BC §3; Synthesizer, Tay 2021: random, factorised]
+// qk_rmsnorm: q, k ← RMSNorm(q), RMSNorm(k) before the rotation, per head [Qwen3; LFM2], with 1 +
+// weight [Qwen3-Next], or over all heads [OLMo 2]. softmax_scale is that of the scores [Granite].
 // Gate: W_o (attention(q, k, v) ⊙ σ(W_g x)), one gate per channel or per head. [Qiu et al. 2025]
 // Its rows are the last ones of `qkv`. With rotary_fraction < 1, the first channels of a head are
 // turned, with the frequencies of a head of that size. [GPT-NeoX; Qwen3-Next]
@@ -45,9 +47,13 @@ struct Attention final : ProjectedMixer {
     bool qk_norm = false;
     bool bias = false;
     bool sinks = false;
+    bool qkv_bias = false;
     double initial_scale = 20;
     double scale_learning_rate = 40;
     double temperature = 0;
+    std::string qk_rmsnorm = "none";
+    double norm_eps = 1e-5;
+    double softmax_scale = 0;
     std::string constants = "none";
     int64_t max_positions = 0;
     void fields(auto&& field) {
@@ -65,12 +71,17 @@ struct Attention final : ProjectedMixer {
             "with qk_norm: learning rate of the scale over that of the run");
       field("temperature", temperature,
             "with qk_norm: scores are q·k / temperature; 0: the learned scale");
+      field("qk_rmsnorm", qk_rmsnorm,
+            "none, head, zero_centered_head or all_heads: RMSNorm of queries and keys before rope");
+      field("norm_eps", norm_eps, "of qk_rmsnorm");
+      field("softmax_scale", softmax_scale, "of the scores q·k; 0: 1/√head_dim");
       field("constants", constants,
             "none, keys, or queries_and_keys: "
             "trained vectors of the position instead of projections");
       field("max_positions", max_positions, "of the constants: the longest sequence");
       field("bias", bias, "biases on the projections");
       field("sinks", sinks, "one more score per head in the softmax, trained, without a value");
+      field("qkv_bias", qkv_bias, "biases on all projections but that of the output [Qwen2]");
     }
   };
 
@@ -84,9 +95,14 @@ struct Attention final : ProjectedMixer {
     parts = {constant_queries() ? 0 : heads, constant_keys() ? 0 : kv_heads, kv_heads};
     columns = {(parts[0] + parts[1] + parts[2]) * D};
     if (config.gate != "none") columns.push_back(config.gate == "head" ? heads : heads * D);
-    qkv = add_linear("qkv", d_model, c10::sum_integers(columns), {.bias = config.bias});
+    qkv = add_linear("qkv", d_model, c10::sum_integers(columns),
+                     {.bias = config.bias || config.qkv_bias});
     out_proj =
         add_linear("out_proj", heads * D, d_model, {.role = Role::output, .bias = config.bias});
+    if (config.qk_rmsnorm != "none") {
+      q_norm = register_module("q_norm", head_norm(heads));
+      k_norm = register_module("k_norm", head_norm(kv_heads));
+    }
     const Treatment of_constants{.start = normal(kMatrixDeviation * std::sqrt(double(d_model)))};
     if (constant_queries())
       queries =
@@ -119,6 +135,16 @@ struct Attention final : ProjectedMixer {
     if (!(c.rotary_fraction > 0 && c.rotary_fraction <= 1))
       fail("attention: rotary_fraction = {} must be positive and at most 1", c.rotary_fraction);
     one_of("attention", "constants", c.constants, {"none", "keys", "queries_and_keys"});
+    one_of("attention", "qk_rmsnorm", c.qk_rmsnorm,
+           {"none", "head", "zero_centered_head", "all_heads"});
+    if (c.qk_rmsnorm != "none" && (c.qk_norm || c.constants != "none"))
+      fail("attention: qk_rmsnorm = '{}' needs qk_norm = false and constants = 'none'",
+           c.qk_rmsnorm);
+    if (!(c.norm_eps > 0)) fail("attention: norm_eps = {} must be positive", c.norm_eps);
+    if (!(c.softmax_scale >= 0) || std::isinf(c.softmax_scale))
+      fail("attention: softmax_scale = {} must be positive, or 0 for 1/√head_dim", c.softmax_scale);
+    if (c.softmax_scale > 0 && c.qk_norm)
+      fail("attention: softmax_scale = {} needs qk_norm = false", c.softmax_scale);
     check_scale("attention", c.initial_scale, c.scale_learning_rate);
     if (!(c.temperature >= 0) || std::isinf(c.temperature))
       fail("attention: temperature = {} must be positive, or 0 for the learned scale",
@@ -136,7 +162,25 @@ struct Attention final : ProjectedMixer {
 
   // The projected x in its two parts: queries, keys and values, and the gate, if there is one.
   std::vector<at::Tensor> without_gate(const at::Tensor& projected) const {
-    return config.gate == "none" ? std::vector{projected} : ops::split(projected, columns);
+    auto part = config.gate == "none" ? std::vector{projected} : ops::split(projected, columns);
+    if (q_norm) part[0] = normed(part[0]);
+    return part;
+  }
+  std::shared_ptr<Norm> head_norm(int64_t heads) const {
+    const bool whole = config.qk_rmsnorm == "all_heads";
+    const char* kind =
+        config.qk_rmsnorm == "zero_centered_head" ? "zero_centered_rmsnorm" : "rmsnorm";
+    return std::make_shared<Norm>(kind, whole ? heads * config.head_dim : config.head_dim,
+                                  config.norm_eps);
+  }
+  // qkv [..., (H + 2 Hkv) D] with the norms of qk_rmsnorm.
+  at::Tensor normed(const at::Tensor& qkv) const {
+    const int64_t D = config.head_dim;
+    const auto part = ops::split(qkv, {parts[0] * D, parts[1] * D, parts[2] * D});
+    const auto norm_of = [&](const Norm& norm, const at::Tensor& x) {
+      return norm.forward(x.unflatten(-1, {-1, norm.weight.size(0)})).flatten(-2);
+    };
+    return at::cat({norm_of(*q_norm, part[0]), norm_of(*k_norm, part[1]), part[2]}, -1);
   }
   // Output of the mixer from the output y [..., H D] of attention: the gate, if any, and out_proj.
   at::Tensor output(const at::Tensor& y, const std::vector<at::Tensor>& part) const {
@@ -190,6 +234,7 @@ struct Attention final : ProjectedMixer {
     return {q, k, heads[2], softmax_scale()};
   }
   double softmax_scale() const {
+    if (config.softmax_scale > 0) return config.softmax_scale;
     if (!config.qk_norm) return 1 / std::sqrt(double(config.head_dim));
     return scale.defined() ? 1 : 1 / config.temperature;
   }
@@ -347,6 +392,9 @@ struct Attention final : ProjectedMixer {
   std::vector<int64_t> columns;  // that `qkv` makes: of queries, keys and values, and of the gate
   std::shared_ptr<Linear> qkv;
   std::shared_ptr<Linear> out_proj;
+  // null without qk_rmsnorm
+  std::shared_ptr<Norm> q_norm;
+  std::shared_ptr<Norm> k_norm;
   // undefined when not configured
   at::Tensor scale;
   at::Tensor queries;
@@ -370,6 +418,9 @@ const RegisterMixer<Attention> registered(
      {.window = 9, .rotary_fraction = 0.5, .gate = "head", .qk_norm = true},
      {.sinks = true},
      {.num_heads = 6, .num_kv_heads = 2, .window = 11, .sinks = true},
+     {.num_kv_heads = 2, .gate = "element", .qk_rmsnorm = "zero_centered_head"},
+     {.num_kv_heads = 2, .window = 11, .qk_rmsnorm = "all_heads", .softmax_scale = 0.3},
+     {.position = "alibi", .qkv_bias = true, .qk_rmsnorm = "head"},
      {.constants = "keys", .max_positions = 100},
      {.num_kv_heads = 2,
       .position = "none",

@@ -32,6 +32,7 @@ struct GatedDeltaNet final : Mixer {
     int64_t conv_width = 4;
     double conv_std = 0;
     double norm_eps = 1e-5;
+    bool negative_eigenvalues = false;
     void fields(auto&& field) {
       field("num_heads", num_heads, "heads of the values, and of the state");
       field("num_key_heads", num_key_heads,
@@ -43,6 +44,7 @@ struct GatedDeltaNet final : Mixer {
           "conv_std", conv_std,
           "standard deviation of the convolution's starting values; 0: uniform in ±1/√conv_width");
       field("norm_eps", norm_eps, "of the norm of each head");
+      field("negative_eigenvalues", negative_eigenvalues, "β in (0, 2) instead of (0, 1)");
     }
   };
 
@@ -85,10 +87,12 @@ struct GatedDeltaNet final : Mixer {
     const auto ba = wide(ba_proj->forward(x)).chunk(2, -1);
     const at::Tensor A = once_for_steps(state, [this] { return -A_log.exp(); });
     const at::Tensor g = A * at::softplus(ba[1] + dt_bias);
+    at::Tensor beta = ba[0].sigmoid();
+    if (config.negative_eigenvalues) beta = 2 * beta;
     at::Tensor y;
-    std::tie(y, state["S"]) = ops::gated_delta_rule(
-        keys(part[0]), keys(part[1]), split_heads(part[2], config.num_heads), g, ba[0].sigmoid(),
-        1 / std::sqrt(double(config.head_dim)), state.find("S"));
+    std::tie(y, state["S"]) =
+        ops::gated_delta_rule(keys(part[0]), keys(part[1]), split_heads(part[2], config.num_heads),
+                              g, beta, 1 / std::sqrt(double(config.head_dim)), state.find("S"));
     return out_proj->forward(norm->forward_then_gate(y.flatten(2), qkv_z[1]));
   }
 
@@ -116,7 +120,7 @@ const RegisterMixer<GatedDeltaNet> registered(
     "2025]",
     {{},
      {.num_heads = 6, .num_key_heads = 2, .head_dim = 5, .value_head_dim = 7, .conv_width = 2},
-     {.num_heads = 3, .conv_width = 0}});
+     {.num_heads = 3, .conv_width = 0, .negative_eigenvalues = true}});
 
 }  // namespace
 }  // namespace assay::nn
