@@ -49,7 +49,7 @@ SHARED = PER_HEAD | {"delta_bias", "sinks"}  # one tensor for all sequences
 
 MODELS = ["hf_llama_mha", "hf_mamba", "hf_mamba2", "hf_qwen3_next_hybrid", "hf_lfm2",
           "hf_olmo_hybrid_published", "hf_granite_hybrid_rope"]
-RWKV = ["rwkv5_model_T65", "rwkv6_model_T65", "rwkv7_model_T65"]
+RWKV = ["rwkv5_model_T65", "rwkv7_model_T65"]
 
 
 def read(file):
