@@ -76,7 +76,7 @@ void add_sinks(const at::Tensor& out, const at::Tensor& logsumexp, const at::Ten
 // The weight of a sink is exp(sink − logsumexp), and its value is zero.
 at::Tensor gradient_of_sinks(const at::Tensor& sinks, const at::Tensor& logsumexp,
                              const at::Tensor& out, const at::Tensor& dout) {
-  const at::Tensor product = (dout * out).sum(-1, /*keepdim=*/false, logsumexp.scalar_type());
+  const at::Tensor product = (dout.to(logsumexp.scalar_type()) * out).sum(-1);
   const at::Tensor weight = (sinks.unsqueeze(-1) - logsumexp).exp_();
   return -(weight * product.transpose(1, 2)).sum(at::IntArrayRef{0, 2});
 }
