@@ -143,8 +143,8 @@ const RegisterMixer<BlockSelection> registered(
     "the max or mean of a_t·b_j over a chunk [MiniMax Sparse Attention]",
     {{.chunk_size = 16},
      {.num_heads = 6, .num_kv_heads = 2, .chunk_size = 16, .pooling = "max"},
-     {.num_heads = 6, .num_kv_heads = 3, .chunk_size = 7, .top_k = 3, .index_heads = 2},
-     {.chunk_size = 10, .top_k = 2, .pooling = "max", .index_heads = 1, .index_dim = 4}});
+     {.num_heads = 6, .num_kv_heads = 3, .chunk_size = 10, .top_k = 3, .index_heads = 2},
+     {.chunk_size = 7, .top_k = 2, .pooling = "max", .index_heads = 1, .index_dim = 4}});
 
 }  // namespace
 }  // namespace assay::nn
