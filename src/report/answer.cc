@@ -53,29 +53,24 @@ std::string both_facts(const Architecture& a, const Setting& setting) {
   return "";
 }
 
-// "0.13 higher"
-std::string higher_or_lower(double value) {
-  return fmt::format("{:.2f} nats {}", std::abs(value), value < 0 ? "lower" : "higher");
+// "0.13 nats worse"
+std::string worse_or_better(double value) {
+  return fmt::format("{:.2f} nats {}", std::abs(value), value < 0 ? "better" : "worse");
 }
 
-// The answer for a reader in a hurry.
-std::string in_one_sentence(const Architecture& a, const Setting& setting) {
-  const stats::EndResult& end = a.end;
-  const bool by_delta = end.judged_by == "delta_end";
-  const stats::Interval& number = by_delta ? end.delta : end.equal_tokens.value;
-  if (end.judged_by.empty() || !std::isfinite(number.estimate)) return "";
-  std::string out = fmt::format(
-      "{} its {} is {} than that of the reference",
-      by_delta ? fmt::format("At equal {},", setting.pretraining_name()) : "After equal tokens,",
-      setting.test_name(), higher_or_lower(number.estimate));
-  const stats::Interval& recall = end.recall.value;
-  if (!end.recall.problem.empty() || !std::isfinite(recall.estimate)) return out + ".";
-  const stats::Verdict verdict = end.recall.verdict;
-  if (verdict == Verdict::degraded || verdict == Verdict::better)
-    return out + fmt::format(", and on recall targets in domain its loss is {}.",
-                             higher_or_lower(recall.estimate));
-  if (verdict == Verdict::not_settled) return out + "; its recall in domain is not settled.";
-  return out + "; it recalls in domain as well as the reference.";
+std::string in_words(const stats::Interval& difference, Verdict verdict, double margin) {
+  switch (verdict) {
+    case Verdict::degraded:
+    case Verdict::better:
+      return worse_or_better(difference.estimate);
+    case Verdict::equivalent:
+      return fmt::format("within {:.2f} nats of the reference", margin);
+    case Verdict::not_worse:
+      return fmt::format("at most {}", worse_or_better(difference.high));
+    default:
+      return fmt::format("between {} and {}", worse_or_better(difference.low),
+                         worse_or_better(difference.high));
+  }
 }
 
 std::string largest_domain(const Architecture& a) {
@@ -259,19 +254,24 @@ std::vector<std::string> legend_of_verdicts(const Setting& setting) {
       fmt::format("Tokens needed is a multiple: the tokens of the architecture, "
                   "divided by those with which the reference reaches the same {}. "
                   "A value below 1 means that the architecture learns faster.",
-                  equal),
-      fmt::format(
-          "Final loss − reference is the difference of the {} at the same number of tokens.", loss),
-      "Trend is the change of Δ_end when the tokens double. "
-      "It needs two budgets that can be judged.",
-      "Judged at is the budget of Δ_end: the largest of those that repeat their text least. "
-      "Final loss and tokens needed are read at this budget. "
-      "Without a verdict, they are read at the largest budget that the ladder covers, "
-      "or else at the largest budget.",
-      "Tokens/s is the speed of these runs. "
-      "Runs that shared a machine slowed each other, "
-      "so a difference need not come from the architectures.",
-      "State is the memory that one sequence needs when decoding."};
+                  equal)};
+}
+
+std::string in_one_sentence(const Architecture& a, const Setting& setting) {
+  const stats::EndResult& end = a.end;
+  const stats::LadderOptions& limits = setting.ladder.options;
+  const bool by_delta = end.judged_by == "delta_end";
+  const stats::Interval& number = by_delta ? end.delta : end.equal_tokens.value;
+  if (end.judged_by.empty() || !std::isfinite(number.low)) return "";
+  const std::string out = fmt::format(
+      "{} it is {} {}",
+      by_delta ? fmt::format("At equal {},", setting.pretraining_name()) : "After equal tokens,",
+      in_words(number, end.verdict, limits.margin),
+      setting.mixed ? "on held-out text" : "out of domain");
+  const stats::EqualTokens& recall = end.recall;
+  if (!recall.problem.empty() || !std::isfinite(recall.value.low)) return out + ".";
+  return fmt::format("{}, and {} in recall.", out,
+                     in_words(recall.value, recall.verdict, limits.recall_margin));
 }
 
 std::vector<std::string> sentences(const Architecture& a, const Setting& setting) {
@@ -279,8 +279,6 @@ std::vector<std::string> sentences(const Architecture& a, const Setting& setting
   // A reason that holds for every architecture is among the cautions of the setting.
   const std::string& shared = setting.ladder.problem;
   const bool own = shared.empty() || !a.end.reason.starts_with(shared);
-  const std::string answer = in_one_sentence(a, setting);
-  if (!answer.empty()) out.push_back(answer);
   if (a.end.verdict == Verdict::not_settled && own) out.push_back(a.end.reason);
   if (!a.end.agreement.empty()) out.push_back(a.end.agreement);
   for (const std::string& text :

@@ -10,6 +10,8 @@ namespace assay::report {
 std::string question(const Setting& setting);
 // Meaning of the verdicts of a setting and of the intervals.
 std::vector<std::string> legend_of_verdicts(const Setting& setting);  // an entry per column
+// The answer for a reader in a hurry; empty without a verdict.
+std::string in_one_sentence(const Architecture& architecture, const Setting& setting);
 // Why it is not settled, facts next to the verdict, where the difference is largest, warnings.
 std::vector<std::string> sentences(const Architecture& architecture, const Setting& setting);
 // Limits of every number of the setting: no ladder, few sources, runs that are missing.

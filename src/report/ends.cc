@@ -73,7 +73,8 @@ std::string mixed_numerics(const std::vector<const Run*>& runs) {
   for (const Run* run : runs) {
     const run::Provenance& provenance = run->data.provenance;
     if (provenance.data != runs.front()->data.provenance.data)
-      return "The runs were trained on different data. Run the older ones again.";
+      return "The runs were trained on different data or with another tokenizer. "
+             "Run the older ones again.";
     for (const auto& [operation, version] : provenance.numerics) {
       const auto [first, fresh] = seen.emplace(operation, version);
       if (!fresh && first->second != version)
@@ -192,12 +193,17 @@ void set_reason(Setting& setting, const std::string& reason) {
   }
 }
 
+// Was it compared with the ladder? It is not if its data, numerics or documents are others.
+bool is_compared(const Architecture& a) {
+  return a.style != 0 && a.comparable && !a.end.budgets.empty();
+}
+
 // The comparison with the further unseen domains included.
 void compare_on_all_domains(Setting& setting) {
   const std::vector<std::string> domains = setting.unseen();
   Contenders contenders;
   for (Architecture& a : setting.architectures) {
-    if (a.style == 0 || !a.comparable) continue;
+    if (!is_compared(a)) continue;
     contenders.list.push_back({.name = a.name, .budgets = budgets_of(a, setting, domains)});
     contenders.results.push_back(&a.wide);
   }
@@ -286,7 +292,7 @@ std::vector<study::VarianceRow> seed_variances(const Setting& setting) {
   if (!setting.ladder.problem.empty()) return {};
   std::vector<stats::Contender> contenders;
   for (const Architecture& a : setting.architectures)
-    if (a.style != 0 && a.comparable)
+    if (is_compared(a))
       contenders.push_back({.name = a.name, .budgets = budgets_of(a, setting, setting.test)});
   std::vector<study::VarianceRow> rows;
   for (const stats::SeedVariance& row :
@@ -321,7 +327,7 @@ std::vector<Foretold> predictions(const Setting& setting) {
   // All contenders, because they share one variance between seeds
   std::vector<stats::Contender> contenders;
   for (const Architecture& a : setting.architectures)
-    if (a.style != 0 && a.comparable && !a.end.budgets.empty())
+    if (is_compared(a))
       contenders.push_back({.name = a.name, .budgets = budgets_of(a, setting, setting.test)});
   std::map<std::pair<double, int64_t>, std::vector<stats::Prediction>> found;  // (tokens, seeds)
   const auto predict = [&](const Architecture& a, double tokens, int64_t seeds) {
@@ -345,7 +351,7 @@ std::vector<Foretold> predictions(const Setting& setting) {
   }
   const double last_rung = last_useful_rung(setting.ladder.budgets);
   for (const Architecture& a : setting.architectures) {
-    if (a.style == 0 || !a.comparable || a.end.budgets.empty()) continue;
+    if (!is_compared(a)) continue;
     const stats::BudgetResult& largest = a.end.budgets.back();
     if (largest.problem.empty() && 2 * largest.tokens <= last_rung)
       predict(a, 2 * largest.tokens, largest.seeds);
@@ -378,21 +384,6 @@ double loss_of(const stats::End& end, const std::string& domain) {
     count += 1;
   }
   return sum / count;
-}
-
-const char* word(stats::Verdict verdict) {
-  switch (verdict) {
-    case stats::Verdict::degraded:
-      return "degraded";
-    case stats::Verdict::better:
-      return "better";
-    case stats::Verdict::equivalent:
-      return "equivalent";
-    case stats::Verdict::not_worse:
-      return "not worse";
-    default:
-      return "not settled";
-  }
 }
 
 }  // namespace assay::report

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "stats/ladder.h"
+#include "stats/verdict.h"
 #include "study/plan.h"
 
 namespace assay::report {
@@ -66,6 +67,6 @@ std::vector<stats::Budget> only_domain(const std::vector<stats::Budget>& budgets
 double loss_of(const stats::End& end, const std::string& domain = "");
 
 // "degraded", "better", "equivalent", "not worse", "not settled"
-const char* word(stats::Verdict verdict);
+inline const char* word(stats::Verdict verdict) { return stats::verdict_name(verdict); }
 
 }  // namespace assay::report

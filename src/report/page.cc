@@ -76,6 +76,7 @@ thead th{border-bottom:2px solid var(--ink);vertical-align:bottom;white-space:no
 tbody th{font-weight:600;position:sticky;left:0;background:var(--paper)}
 td svg,th svg{display:block}.badge svg{display:inline}thead wbr,tbody wbr{display:none}
 .n{text-align:right}
+.words{display:block;white-space:normal;min-width:17em;max-width:26em}
 a{color:var(--link)}
 details>summary{cursor:pointer;margin:1.2em 0 .2em;font-weight:600}
 pre{overflow-x:auto;background:var(--panel);padding:.8em;font-size:.85rem}
@@ -96,9 +97,12 @@ table.cards,.cards tbody,.cards tr,.cards th,.cards td{display:block}
 .cards td{border:0;padding:.12em 0;display:flex;justify-content:space-between;gap:1em;
   text-align:right;
 white-space:normal;align-items:center}
-.cards td:empty,.cards td.drawing{display:none}
+.cards td::before{content:attr(data-label);color:var(--soft);text-align:left;flex:1 1 9em}
+.cards td:empty{display:none}.cards td.drawing{justify-content:center}
+.words{text-align:left;max-width:none}
+.cards td.drawing::before,.cards td:has(.words)::before{content:none}
 figure{overflow-x:auto}figure>svg{min-width:var(--width)}
-.cards td::before{content:attr(data-label);color:var(--soft);text-align:left;flex:1 1 9em}}
+}
 @media print{main{max-width:none;padding:0}body{font-size:10.5pt}nav,.skip,figcaption{display:none}
 h2,h3,p.note{break-after:avoid}tr,p,li,.item{break-inside:avoid}.scroll{overflow:visible}
 details::details-content{content-visibility:visible}

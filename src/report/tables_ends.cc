@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "base/progress.h"
+#include "report/answer.h"
 #include "report/svg.h"
 #include "report/tables.h"
 #include "stats/prediction.h"
@@ -98,6 +99,12 @@ Rich numbers_of(const stats::EndResult& end) {
   return {"", lines};
 }
 
+Rich words_of(const Architecture& a, const Setting& setting) {
+  const std::string text = in_one_sentence(a, setting);
+  if (text.empty()) return {};
+  return {"", fmt::format("<span class=\"words\">{}</span>", html_text(text))};
+}
+
 // "0.5 / 0.7": of the architecture, and of the reference where it has the same held-out loss.
 std::string epochs(const stats::EndResult& end) {
   if (!std::isfinite(end.epochs)) return "";
@@ -120,7 +127,8 @@ std::vector<Cell> reference_row(const Architecture& a) {
           kNone,
           kNone,
           tokens_per_second(a),
-          state_bytes_at_100k(a)};
+          state_bytes_at_100k(a),
+          ""};
 }
 
 // The smallest and the largest budget at which E and R can be read.
@@ -183,21 +191,23 @@ Table verdict_table(const Setting& setting) {
       {"R, recall in domain", Format::change, false},
       {"epochs, own / reference"},
       {"tokens needed, ×", Format::ratio},
-      {"final loss − reference", Format::change},
-      {"trend per doubling", Format::change},
-      {"judged at, tokens", Format::tokens},
-      {"tokens/s", Format::count},
-      {"state at 102,400 tokens", Format::bytes}};
+      {"final loss − reference", Format::change, false},
+      {"trend per doubling", Format::change, false},
+      {"judged at, tokens", Format::tokens, false},
+      {"tokens/s", Format::count, false},
+      {"state at 102,400 tokens", Format::bytes, false},
+      {.name = "in words", .filed = false}};
   if (setting.has_reference()) table.rows.push_back(reference_row(setting.reference()));
   for (const Architecture* a : contenders(setting)) {
     const stats::EndResult& end = a->end;
     const std::string bars =
         interval_bars(bar_rows(*a, setting), scale, a->style, bar_tip(*a, setting));
-    table.rows.push_back(
-        {a->name, badge(end.verdict), Rich{"", bars}, numbers_of(end), delta_of(end),
-         end.equal_tokens.value, end.recall.value, epochs(end), a->tokens_ratio,
-         end.final_loss - end.reference_loss, end.has_trend ? end.trend.estimate : kNone,
-         end.judged ? end.tokens : kNone, tokens_per_second(*a), state_bytes_at_100k(*a)});
+    table.rows.push_back({a->name, badge(end.verdict), Rich{"", bars}, numbers_of(end),
+                          delta_of(end), end.equal_tokens.value, end.recall.value, epochs(end),
+                          a->tokens_ratio, end.final_loss - end.reference_loss,
+                          end.has_trend ? end.trend.estimate : kNone,
+                          end.judged ? end.tokens : kNone, tokens_per_second(*a),
+                          state_bytes_at_100k(*a), words_of(*a, setting)});
   }
   return table;
 }

@@ -46,10 +46,6 @@ std::vector<double> minus(std::vector<double> a, const std::vector<double>& b) {
   return a;
 }
 
-double product(const std::vector<double>& a, const std::vector<double>& b) {
-  return weighted_sum(a, b);
-}
-
 std::vector<double> influence_of(const std::vector<double>& nll, const std::vector<double>& count) {
   if (!(total(count) > 0)) return std::vector<double>(nll.size());
   return document_influence(nll, count);
@@ -181,8 +177,8 @@ void Ends::add_luck(Group& group) const {
                                                    group.mean[index(text)][d].nll[index(t)]),
                                              targets_of(text, d, t));
         for (const Targets t : kTargets) {
-          luck[d][index(t)].own += product(deviation[index(t)], deviation[index(t)]);
-          luck[d][index(t)].with_all += product(deviation[index(t)], deviation[0]);
+          luck[d][index(t)].own += weighted_sum(deviation[index(t)], deviation[index(t)]);
+          luck[d][index(t)].with_all += weighted_sum(deviation[index(t)], deviation[0]);
         }
       }
   }
@@ -315,26 +311,30 @@ std::string Ends::key(Measure measure, Line line) const {
   return part == "all" ? "equal_tokens" : "equal_tokens:" + part;
 }
 
-Variance Ends::group_variance(size_t group, Measure measure, Line line) const {
+std::vector<double> Ends::residuals(size_t group, Measure measure, Line line) const {
   const double along = slope(group, measure, line);
   std::vector<double> residuals;
   for (const Run& run : groups_[group].runs)
     residuals.push_back(loss(run.domains, measure) - along * run.held_out);
-  return stats::seed_variance(ByRun{residuals});
+  return residuals;
+}
+
+Variance Ends::group_variance(size_t group, Measure measure, Line line) const {
+  return stats::seed_variance(ByRun{residuals(group, measure, line)});
 }
 
 Variance Ends::contender_variance(Measure measure, Line line) const {
-  Variance pooled;
-  const auto add = [&](Variance one) {
-    pooled.value += one.freedom * one.value;
-    pooled.freedom += one.freedom;
-  };
-  for (const size_t g : pool(line)) add(group_variance(g, measure, line));
+  ByRun runs;
+  for (const size_t g : pool(line)) runs.push_back(residuals(g, measure, line));
+  Variance pooled = stats::seed_variance(runs);
   const std::string name = key(measure, line);
-  for (const SeedVariance& row : table_)
-    if (const auto found = row.variance.find(name); found != row.variance.end())
-      add({found->second, double(row.seeds) - 1});
-  if (pooled.freedom > 0) pooled.value /= pooled.freedom;
+  for (const SeedVariance& row : table_) {
+    const auto found = row.variance.find(name);
+    if (found == row.variance.end()) continue;
+    const double freedom = pooled.freedom + double(row.seeds) - 1;
+    pooled.value += (found->second - pooled.value) * double(row.seeds - 1) / freedom;
+    pooled.freedom = freedom;
+  }
   return pooled;
 }
 
@@ -351,13 +351,10 @@ Variance Ends::held_out_variance(Line line) const {
 Variance Ends::rung_variance(size_t rung, const Contrast& contrast, Measure measure) const {
   const double on_loss = contrast.on_loss[rung];
   if (seeds(rung) < 2) {
-    Variance pooled;
-    for (size_t b = 0; b < rungs_; ++b) {
-      const Variance one = group_variance(b, measure, Line::curve);
-      pooled.value += one.freedom * one.value;
-      pooled.freedom += one.freedom;
-    }
-    return {pooled.value / pooled.freedom * on_loss * on_loss, pooled.freedom};
+    ByRun runs;
+    for (size_t b = 0; b < rungs_; ++b) runs.push_back(residuals(b, measure, Line::curve));
+    const Variance pooled = stats::seed_variance(runs);
+    return {pooled.value * on_loss * on_loss, pooled.freedom};
   }
   std::vector<double> z;
   for (const Run& run : groups_[rung].runs)
@@ -419,7 +416,7 @@ void Ends::add_documents(const Contrast& contrast, Measure measure, Line line,
       }
       auto influence = influence_of(outcome, targets_of(text, d, measure.targets));
       stats::add(influence, influence_of(held_out, tokens), 1);
-      parts.push_back({product(influence, influence), cluster_freedom(tokens)});
+      parts.push_back({weighted_sum(influence, influence), cluster_freedom(tokens)});
       if (text == Text::held_out) axis.push_back(parts.back());
       estimate.influence.push_back(std::move(influence));
     }

@@ -179,6 +179,8 @@ class Ends {
   double loss(const Domains& domains, Measure measure) const;
   std::vector<double> rung_losses(Measure measure) const;
   std::vector<size_t> pool(Line line) const;
+  // Noise of the runs of a group along the line.
+  std::vector<double> residuals(size_t group, Measure measure, Line line) const;
   Variance held_out_variance(Line line) const;
   Variance rung_variance(size_t rung, const Contrast& contrast, Measure measure) const;
   void add_rungs(const Contrast& contrast, Measure measure, Estimate& estimate) const;

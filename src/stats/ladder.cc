@@ -224,8 +224,7 @@ BudgetResult Study::inspect(Entry& entry, size_t j) {
     budget.caveat = reference_.immaturity(budget.held_out);
     budget.early = !budget.caveat.empty();
     if (budget.caveat.empty()) budget.caveat = reference_.overfitting(budget.held_out);
-    if (budget.caveat.empty())
-      budget.caveat = reference_.repetition(budget.held_out, budget.epochs);
+    if (budget.caveat.empty()) budget.caveat = reference_.repetition(entry.budgets[j]);
     if (budget.caveat.empty()) entry.usable.push_back(j);
     if (budget.caveat.empty()) ends_.set_usable(group);
   } else {
@@ -471,15 +470,15 @@ LadderResult Study::compare() {
   }
   using Get = const std::optional<Estimate>&;
   result_.critical = factor_of([](const Entry& entry) -> Get { return entry.delta; });
-  result_.critical_equal_tokens =
+  const double critical_equal_tokens =
       factor_of([](const Entry& entry) -> Get { return entry.equal_tokens; });
-  result_.critical_recall = factor_of([](const Entry& entry) -> Get { return entry.recall; });
+  const double critical_recall = factor_of([](const Entry& entry) -> Get { return entry.recall; });
   for (size_t a = 0; a < entries_.size(); ++a) {
     const Entry& entry = entries_[a];
     EndResult& one = result_.results[a];
     judge_delta(entry, one);
-    judge(entry.equal_tokens, options_.margin, 0, result_.critical_equal_tokens, one.equal_tokens);
-    judge(entry.recall, options_.recall_margin, options_.recall_margin, result_.critical_recall,
+    judge(entry.equal_tokens, options_.margin, 0, critical_equal_tokens, one.equal_tokens);
+    judge(entry.recall, options_.recall_margin, options_.recall_margin, critical_recall,
           one.recall);
     decide(entry, one);
   }

@@ -89,7 +89,7 @@ struct LadderOptions {
   double maturity_fall = 0.1;
   double recall_lead = 0.2;     // nats by which recall targets must be easier than others
   double overfit_rise = 0.03;   // nats per token out of domain above the lowest rung before
-  size_t draws = 16'384;        // of the simulation that makes intervals simultaneous
+  size_t draws = 16'384;        // at least, in the simulation that makes intervals simultaneous
   double recall_margin = 0.05;  // nats per recall target: spread of R over variants of attention
                                 // in the records of the 34M studies is 0.02 to 0.04
   double epochs_ratio = 1.25;   // repetition costs 0.109 (± 0.011) nats per doubling of epochs in
@@ -188,10 +188,8 @@ struct LadderResult {
   std::vector<std::string> warnings;
   std::vector<EndResult> results;
   double critical = 1;  // half-width of `delta` over half-width of `delta_single`
-  // the same of E and R
-  double critical_equal_tokens = 1;
-  double critical_recall = 1;
-  bool mature = false;         // the reference recalls, and this is settled at the last rung
+  // The reference recalls, and this is settled at the last rung; or there are no recall targets.
+  bool mature = false;
   std::vector<double> recall;  // by rung: mean over domains of the loss per recall target
 };
 

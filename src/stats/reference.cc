@@ -144,7 +144,7 @@ Reference::Reference(const std::vector<Budget>& ladder, const Ends& ends,
 
 bool Reference::mature() const {
   const size_t rungs = ladder_.size();
-  return recall_fall(rungs - 2) <= options_.maturity_fall &&
+  return !(recall_fall(rungs - 2) > options_.maturity_fall) &&
          !(ends_.recall_lead(rungs - 1) < options_.recall_lead);
 }
 
@@ -250,8 +250,16 @@ std::string Reference::overfitting(double held_out) const {
       mean_held_out(ladder_[rise.from]));
 }
 
-double Reference::memorised(size_t b) const {
-  return mean_held_out(ladder_[b]) - mean_training_loss(ladder_[b]);
+// A training loss that is not known is taken for a memorised text.
+std::string Reference::memorising(const Budget& budget) const {
+  const double gap = mean_held_out(budget) - mean_training_loss(budget);
+  if (gap <= options_.memorising_gap) return "";
+  const std::string after = "after " + millions(budget.tokens);
+  if (std::isnan(gap))
+    return fmt::format("its training loss {} is unknown, so it is taken to memorise.", after);
+  return fmt::format(
+      "{}, its held-out loss is {:.2f} nats above its training loss, and the limit is {:.2f}.",
+      after, gap, options_.memorising_gap);
 }
 
 // Less than one epoch is no repetition.
@@ -270,25 +278,21 @@ double Reference::epochs_at(double held_out) const {
                   share * std::log(ladder_[b + 1].epochs));
 }
 
-// A training loss that is not known is taken for a memorised text.
-std::string Reference::repetition(double held_out, double epochs) const {
-  const double own = epochs_at(held_out);
-  const size_t later = ends_.curve().segment(held_out) + 1;
-  const double gap = memorised(later);
-  if (std::isnan(epochs) || std::isnan(own)) return "";
-  if (!differ(epochs, own) || gap <= options_.memorising_gap) return "";
+std::string Reference::repetition(const Budget& contender) const {
+  const double held_out = mean_held_out(contender);
+  const double own = contender.epochs;
+  const double others = epochs_at(held_out);
+  if (std::isnan(own) || std::isnan(others) || !differ(own, others)) return "";
+  const std::string by_reference = memorising(ladder_[ends_.curve().segment(held_out) + 1]);
+  const std::string by_contender = memorising(contender);
+  if (by_reference.empty() && by_contender.empty()) return "";
   return fmt::format(
       "At this held-out loss ({:.3f}) the contender has read its text {:.1f} times, "
       "the reference {:.1f} times. They may differ by a factor of {:.2f}, "
-      "because the reference memorises its text: {} Train on more text.",
-      held_out, epochs, own, options_.epochs_ratio, gap_text(later));
-}
-
-std::string Reference::gap_text(size_t b) const {
-  return fmt::format(
-      "after {}, its held-out loss is {:.2f} nats above its training loss, "
-      "and the limit is {:.2f}.",
-      tokens_of(b), memorised(b), options_.memorising_gap);
+      "because the {} memorises its text: {} Train on more text.",
+      held_out, own, others, options_.epochs_ratio,
+      by_reference.empty() ? "contender" : "reference",
+      by_reference.empty() ? by_contender : by_reference);
 }
 
 std::optional<size_t> Reference::rung_at(double tokens) const {
@@ -319,11 +323,11 @@ std::string Reference::repeated_segment(size_t b, Line line) const {
         from_to, rise, options_.overfit_rise);
   const double first = ladder_[b].epochs;
   const double second = ladder_[b + 1].epochs;
-  const double gap = memorised(b + 1);
   if (std::isnan(first) || std::isnan(second) || !differ(first, second)) return "";
-  if (gap <= options_.memorising_gap) return "";
+  const std::string memorised = memorising(ladder_[b + 1]);
+  if (memorised.empty()) return "";
   return fmt::format("It memorises {} ({:.1f} to {:.1f} epochs): {}", from_to, first, second,
-                     gap_text(b + 1));
+                     memorised);
 }
 
 // Slopes of repeated text show what repetition costs, so they are not used for the change of the

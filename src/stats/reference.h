@@ -46,8 +46,8 @@ class Reference {
   // Why one that is covered carries no verdict; empty when it carries one.
   std::string immaturity(double held_out) const;
   std::string overfitting(double held_out) const;
-  // Why a contender with that many epochs carries no verdict; "" if it has one or they are unknown.
-  std::string repetition(double held_out, double epochs) const;
+  // Why a budget of a contender carries no verdict; "" if it has one or the epochs are unknown.
+  std::string repetition(const Budget& contender) const;
   // Epochs of the reference where it ends with this held-out loss, interpolated in log tokens.
   double epochs_at(double held_out) const;
 
@@ -73,9 +73,8 @@ class Reference {
   // once; empty when it is.
   std::string immature_segment(size_t b) const;
   std::string repeated_segment(size_t b, Line line) const;
-  bool differ(double epochs, double others) const;  // by more than options.epochs_ratio
-  double memorised(size_t b) const;                 // held-out loss less training loss
-  std::string gap_text(size_t b) const;
+  bool differ(double epochs, double others) const;     // by more than options.epochs_ratio
+  std::string memorising(const Budget& budget) const;  // empty if the model does not
   void warn_of_texts(std::vector<std::string>& out) const;
   double highest_at(size_t b) const;
   double recall_fall(size_t b) const;

@@ -12,6 +12,8 @@
 namespace assay::stats {
 namespace {
 
+constexpr double kLargestError = 0.007;  // standard error of a factor, as a share of it
+
 // Quantiles of Student's t from a table over 1 / v, because a quantile is needed for every draw.
 class Quantiles {
  public:
@@ -116,9 +118,11 @@ Variance seed_variance(const Member& member, const std::vector<double>& freedom)
   return sum(parts);
 }
 
-double simultaneous_factor(const Family& family, double level, size_t draws) {
+namespace {
+
+// max |T_a| / t_a over the members, by draw, in ascending order.
+std::vector<double> largest_ratios(const Family& family, double level, size_t draws) {
   const size_t members = family.members.size();
-  if (members < 2) return 1;
   size_t sources = 0;
   for (const Member& member : family.members)
     for (const Noise& noise : member.seeds) sources = std::max(sources, noise.source + 1);
@@ -162,9 +166,24 @@ double simultaneous_factor(const Family& family, double level, size_t draws) {
     }
     largest.push_back(worst);
   }
-  const auto at = largest.begin() + std::ptrdiff_t(level * double(draws));
-  std::ranges::nth_element(largest, at);
-  return std::max(1.0, *at);
+  std::ranges::sort(largest);
+  return largest;
+}
+
+}  // namespace
+
+double simultaneous_factor(const Family& family, double level, size_t draws) {
+  if (family.members.size() < 2) return 1;
+  for (const size_t most = 16 * draws;; draws *= 4) {
+    const std::vector<double> largest = largest_ratios(family, level, draws);
+    const auto rank = size_t(level * double(draws));
+    const double factor = std::max(1.0, largest[rank]);
+    // The rank of the true quantile has a binomial distribution
+    const auto error_of_rank = size_t(std::sqrt(level * (1 - level) * double(draws)));
+    const size_t high = std::min(rank + error_of_rank, draws - 1);
+    const double error = (largest[high] - largest[rank - error_of_rank]) / 2;
+    if (error <= kLargestError * factor || draws == most) return factor;
+  }
 }
 
 }  // namespace assay::stats

@@ -81,7 +81,7 @@ bool contradict(Verdict a, Verdict b) {
   return (a == Verdict::degraded && clears(b)) || (b == Verdict::degraded && clears(a));
 }
 
-std::string verdict_name(Verdict verdict) {
+const char* verdict_name(Verdict verdict) {
   switch (verdict) {
     case Verdict::degraded:
       return "degraded";

@@ -21,7 +21,7 @@ Verdict verdict_of(const Interval& interval, double margin, double least = 0);
 
 // Do two verdicts about one architecture exclude each other: degraded and any other settled one?
 bool contradict(Verdict a, Verdict b);
-std::string verdict_name(Verdict verdict);  // "not worse"
+const char* verdict_name(Verdict verdict);  // "not worse"
 std::string signed_nats(double value);      // "−0.012"
 
 // Advice on how to settle an interval. The estimate comes from `runs` runs of the model.

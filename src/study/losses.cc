@@ -15,6 +15,7 @@ namespace {
 
 using Json = nlohmann::json;
 
+constexpr double kUsualBytes = 4;  // per token of English text
 constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
 
 struct RunLine {
@@ -122,6 +123,8 @@ void add_document(ForeignRun& run, const Json& line, const Json& defaults,
   const auto tokens = number_of(line, "tokens", place);
   auto bytes = number_of(line, "bytes", place);
   if (!bytes) bytes = sample_bytes(line);
+  const double nats = nats_of(line, tokens, bytes, place);
+  if (nats < 0) fail("{}: The loss must not be negative. Nothing was written.", place);
   for (const auto& [key, value] : {std::pair("tokens", tokens), {"bytes", bytes}})
     if (value && !(*value > 0)) fail("{}: '{}' must be positive. Nothing was written.", place, key);
   if (!tokens && !bytes)
@@ -141,7 +144,7 @@ void add_document(ForeignRun& run, const Json& line, const Json& defaults,
   run.has_recall = run.has_recall && recall_nats && recall_tokens;
   Cluster& cluster = run.sets[set_of(line, defaults, place)][source ? *source : "#" + *document];
   ++cluster.documents;
-  cluster.nats += nats_of(line, tokens, bytes, place);
+  cluster.nats += nats;
   cluster.tokens += tokens.value_or(0);
   cluster.bytes += bytes.value_or(0);
   cluster.recall_nats += recall_nats.value_or(0);
@@ -165,6 +168,8 @@ std::vector<ForeignRun> read_runs(const fs::path& file) {
       run.place = place;
       if (run.about.model.empty() || run.about.tokens <= 0)
         fail("{}: A run needs a model and its training tokens. Nothing was written.", place);
+      if (run.about.epochs && !(*run.about.epochs > 0))
+        fail("{}: 'epochs' must be positive. Nothing was written.", place);
       defaults = line;
     } else if (runs.empty()) {
       fail(
@@ -220,8 +225,29 @@ bool per_byte(const std::vector<ForeignRun>& runs) {
       same ? "Not every line has tokens" : "The runs have different tokenizers");
 }
 
-run::EndSet end_set(const std::map<std::string, Cluster>& sources, bool by_byte, bool sourced,
-                    bool recall) {
+// Mean over the text of the run; `kUsualBytes` if it does not say its tokens.
+double bytes_per_token(const ForeignRun& run) {
+  if (!run.has_tokens) return kUsualBytes;
+  double bytes = 0;
+  double tokens = 0;
+  for (const auto& [set, sources] : run.sets)
+    for (const auto& [name, cluster] : sources) {
+      bytes += cluster.bytes;
+      tokens += cluster.tokens;
+    }
+  return bytes / tokens;
+}
+
+// How losses are counted: per token, or per `unit_bytes` bytes.
+struct Counting {
+  double unit_bytes = 0;  // 0: per token
+  bool sourced = true;
+  bool recall = true;
+};
+
+run::EndSet end_set(const std::map<std::string, Cluster>& sources, const Counting& counting) {
+  const auto [unit_bytes, sourced, recall] = counting;
+  const double scale = unit_bytes > 0 ? unit_bytes : 1;  // of nats per byte
   run::EndSet out{.clustered_by = sourced ? run::EndSet::kBySource : run::EndSet::kByDocument};
   if (sourced) out.clusters.names.emplace();
   double nats = 0;
@@ -230,11 +256,11 @@ run::EndSet end_set(const std::map<std::string, Cluster>& sources, bool by_byte,
   double recall_nats = 0;
   double recall_tokens = 0;
   for (const auto& [name, cluster] : sources) {
-    const double size = by_byte ? cluster.bytes : cluster.tokens;
+    const double size = unit_bytes > 0 ? cluster.bytes : cluster.tokens;
     if (sourced) out.clusters.names->push_back(name);
     out.clusters.documents.push_back(cluster.documents);
     out.clusters.tokens.push_back(int64_t(size));
-    out.clusters.nll.push_back(cluster.nats);
+    out.clusters.nll.push_back(scale * cluster.nats);
     out.clusters.recall_tokens.push_back(recall ? int64_t(cluster.recall_tokens) : 0);
     out.clusters.recall_nll.push_back(recall ? cluster.recall_nats : 0);
     out.documents += cluster.documents;
@@ -245,7 +271,7 @@ run::EndSet end_set(const std::map<std::string, Cluster>& sources, bool by_byte,
     recall_tokens += cluster.recall_tokens;
   }
   out.tokens = int64_t(units);
-  out.loss = nats / units;
+  out.loss = scale * nats / units;
   out.recall_loss = recall && recall_tokens > 0 ? recall_nats / recall_tokens : kNone;
   out.bits_per_byte = bytes > 0 ? nats / bytes / std::numbers::ln2 : 0;
   return out;
@@ -274,8 +300,7 @@ std::string name_of(const RunLine& about) {
 }
 
 // The record of the run. `data` stands for the documents, which are those of all runs.
-run::RunRecord record_of(const ForeignRun& run, bool by_byte, bool sourced, bool recall,
-                         const std::string& data) {
+run::RunRecord record_of(const ForeignRun& run, const Counting& counting, const std::string& data) {
   const RunLine& about = run.about;
   run::RunRecord out;
   out.name = name_of(about);
@@ -286,16 +311,17 @@ run::RunRecord record_of(const ForeignRun& run, bool by_byte, bool sourced, bool
   out.provenance.parameters = int64_t(about.parameters.value_or(0));
   out.provenance.device = "trained elsewhere";
   out.provenance.data = data;
-  if (about.epochs && *about.epochs > 0)
-    out.provenance.train_tokens = int64_t(double(about.tokens) / *about.epochs);
+  if (about.epochs) out.provenance.train_tokens = int64_t(double(about.tokens) / *about.epochs);
   out.outcome.steps = 1;
   out.outcome.tokens = about.tokens;
-  out.outcome.final_loss = about.training_loss.value_or(kNone);
+  double training_loss = about.training_loss.value_or(kNone);
+  if (counting.unit_bytes > 0)  // from nats per own token
+    training_loss *= run.has_tokens ? counting.unit_bytes / bytes_per_token(run) : kNone;
+  out.outcome.final_loss = training_loss;
   out.end.step = 1;
   out.end.tokens = about.tokens;
-  for (const auto& [set, sources] : run.sets)
-    out.end.sets[set] = end_set(sources, by_byte, sourced, recall);
-  if (about.training_loss) out.training.emplace_back(1, *about.training_loss);
+  for (const auto& [set, sources] : run.sets) out.end.sets[set] = end_set(sources, counting);
+  if (std::isfinite(training_loss)) out.training.emplace_back(1, training_loss);
   run::RunRecord::Evaluation& last = out.evaluations.emplace_back();
   last.step = 1;
   last.tokens = about.tokens;
@@ -322,6 +348,17 @@ void check_roles(const ForeignRun& run) {
          kOutOfDomain);
 }
 
+void check_budgets(const std::vector<ForeignRun>& runs, const std::string& reference) {
+  std::set<int64_t> budgets;
+  for (const ForeignRun& run : runs)
+    if (run.about.model == reference) budgets.insert(run.about.tokens);
+  if (budgets.size() > 1) return;
+  fail(
+      "--reference {}: All of its runs have {} training tokens, "
+      "and two or more budgets with two or more seeds each are needed. Nothing was written.",
+      reference, *budgets.begin());
+}
+
 std::vector<std::string> models_of(const std::vector<ForeignRun>& runs,
                                    const std::string& reference) {
   std::vector<std::string> models;
@@ -336,9 +373,13 @@ std::vector<std::string> models_of(const std::vector<ForeignRun>& runs,
   return models;
 }
 
-std::vector<std::string> notes_of(const std::vector<ForeignRun>& runs, bool by_byte) {
+std::vector<std::string> notes_of(const std::vector<ForeignRun>& runs, double unit_bytes) {
   std::vector<std::string> notes;
-  if (by_byte) notes.push_back("The losses are compared in nats per byte.");
+  if (unit_bytes > 0)
+    notes.push_back(fmt::format("The losses are compared in nats per {:.2f} bytes, {}.", unit_bytes,
+                                unit_bytes == kUsualBytes
+                                    ? "a usual length of a token"
+                                    : "the mean length of a token of the reference"));
   if (!all(runs, &ForeignRun::has_recall))
     notes.push_back(
         "Not every line has recall_nats and recall_tokens, "
@@ -368,10 +409,14 @@ ForeignLosses read_losses(const std::vector<fs::path>& files, const std::string&
     check_documents(runs.front(), run);
   }
   const bool by_byte = per_byte(runs);
-  const bool sourced = all(runs, &ForeignRun::has_sources);
-  const bool recall = !by_byte && all(runs, &ForeignRun::has_recall);
+  // The limits of verdicts are in nats per token
+  const auto of_reference = std::ranges::find_if(
+      runs, [&](const ForeignRun& run) { return run.about.model == reference; });
+  const Counting counting{.unit_bytes = by_byte ? bytes_per_token(*of_reference) : 0,
+                          .sourced = all(runs, &ForeignRun::has_sources),
+                          .recall = !by_byte && all(runs, &ForeignRun::has_recall)};
   out.unit = by_byte ? "byte" : "token";
-  out.notes = notes_of(runs, by_byte);
+  out.notes = notes_of(runs, counting.unit_bytes);
   out.plan.name = files.front().stem().string();
   out.plan.reference = reference;
   out.plan.has_ladder = true;
@@ -382,7 +427,7 @@ ForeignLosses read_losses(const std::vector<fs::path>& files, const std::string&
   const std::string data = sha256(documents);
   std::map<std::string, run::EndSet> first;
   for (const ForeignRun& run : runs) {
-    run::RunRecord record = record_of(run, by_byte, sourced, recall, data);
+    run::RunRecord record = record_of(run, counting, data);
     if (first.empty()) first = record.end.sets;
     check_sizes(first, record.end.sets, out.unit, run.place);
     if (out.records.contains(record.key))
@@ -400,6 +445,7 @@ ForeignLosses read_losses(const std::vector<fs::path>& files, const std::string&
                              .reason = ""});
     out.records.emplace(record.key, std::move(record));
   }
+  check_budgets(runs, reference);
   return out;
 }
 

@@ -16,7 +16,8 @@
 //   recall_… the part of nats and tokens on targets that a repeated bigram predicts
 // Names of other programs are understood: doc_id (document), corpus_id (domain), and the lines of
 // lm-evaluation-harness' samples of rolling tasks (doc_id, filtered_resps).
-// The unit is a token if all runs name one tokenizer or none does, else a byte.
+// The unit is a token if all runs name one tokenizer or none does, else as many bytes as a token of
+// the reference has on average, because the limits of verdicts are in nats per token.
 #include <string>
 #include <vector>
 
@@ -32,7 +33,7 @@ struct ForeignLosses {
 };
 
 // BadInput, with file and line, for a line that cannot be read, runs of other documents than the
-// first run, a reference without a run, and numbers that are not finite.
+// first run, a reference without two budgets, and numbers that are not finite.
 ForeignLosses read_losses(const std::vector<fs::path>& files, const std::string& reference);
 
 }  // namespace assay::study

@@ -28,9 +28,25 @@ TEST_F(ReportPage, AnswersFirstAndOpensOffline) {
 TEST_F(ReportPage, EveryColumnOfTheVerdictsIsExplained) {
   fake.write(folder);
   const std::string page = top(html());
-  for (const char* name : {"The verdict is", "Final loss − reference is", "Trend is",
-                           "Tokens needed is", "Judged at is", "Tokens/s is", "State is"})
+  for (const char* name : {"The verdict is", "Δ<sub>end</sub> compares", "E compares",
+                           "R is recall in domain", "Epochs is", "Tokens needed is",
+                           "within ±0.03, the shaded band", "below 0.05 carry no verdict"})
     EXPECT_TRUE(contains(page, name)) << name;
+}
+
+TEST_F(ReportPage, SentenceOfAnArchitectureIsInItsRow) {
+  fake.write(folder);
+  const Study study = analyse(folder);
+  const std::string page = top(html());
+  for (const char* name : {"window", "twin", "mamba1"}) {
+    const std::string text = in_one_sentence(architecture(study, name), study.settings[0]);
+    EXPECT_TRUE(contains(page, html_text(text) + "</span></td></tr>")) << text;
+  }
+  const std::string window = in_one_sentence(architecture(study, "window"), study.settings[0]);
+  EXPECT_TRUE(window.starts_with("At equal held-out loss, it is 0.12 nats worse out of domain"))
+      << window;
+  EXPECT_TRUE(contains(in_one_sentence(architecture(study, "twin"), study.settings[0]),
+                       "it is within 0.03 nats of the reference out of domain"));
 }
 
 TEST_F(ReportPage, QuestionOfThePlanIsUnderTheTitle) {

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "ladder_examples.h"
+#include "stats/student.h"
 
 namespace assay::stats {
 namespace {
@@ -31,9 +32,9 @@ Budget with_recall(Budget budget, double recall, double spread = 0.004) {
 }
 
 // r(h) = h - 2, so that a contender's recall is the R that it is given.
-std::vector<Budget> ladder_with_recall() {
+std::vector<Budget> ladder_with_recall(double spread = 0.004) {
   auto ladder = straight_ladder();
-  for (Budget& rung : ladder) rung = with_recall(rung, 1);
+  for (Budget& rung : ladder) rung = with_recall(rung, 1, spread);
   return ladder;
 }
 
@@ -282,6 +283,118 @@ TEST(Constants, MarginDecidesTheVerdict) {
   EXPECT_LT(x.delta.high, 0.03);
   EXPECT_EQ(x.verdict, Verdict::not_worse) << x.delta.low << " " << x.delta.high;
   EXPECT_EQ(one_sided(x.delta.high / 2).verdict, Verdict::not_settled);
+}
+
+// Every default is pinned by two studies, one on each side of it.
+TEST(Defaults, MaturityFallIsOneTenth) {
+  const auto judged = [](double fall) {
+    const auto ladder = ladder_of({4.5, 4.1, 3.8, 3.8 - 0.2 * fall}, {2, 2, 2, 2 - fall});
+    return compare(ladder, contender(3.2, 0.2, 0.01, 80e6)).judged;
+  };
+  EXPECT_TRUE(judged(0.098));
+  EXPECT_FALSE(judged(0.102));
+}
+
+// A rung is reached 5 % of the distance to the rung before it: recall is learned until 3.3.
+TEST(Defaults, RungIsReachedOneTwentiethBeforeIt) {
+  const auto ladder = ladder_of({4.5, 4.1, 3.8, 3.6}, {2.6, 2.6, 2, 2});
+  EXPECT_TRUE(compare(ladder, contender(3.3 + 0.048 * 0.3, 0.2)).judged);
+  EXPECT_FALSE(compare(ladder, contender(3.3 + 0.052 * 0.3, 0.2)).judged);
+}
+
+// A fifth of the targets are recall targets, so the lead is (loss - recall loss) / 0.8.
+TEST(Defaults, RecallLeadIsOneFifth) {
+  const auto judged = [](double lead) {
+    const double recall = 3.6 - 0.8 * lead;
+    const auto ladder = ladder_of({4.5, 4.1, 3.8, 3.6}, {recall, recall, recall, recall});
+    return compare(ladder, contender(3.2, 0.2)).judged;
+  };
+  EXPECT_TRUE(judged(0.203));
+  EXPECT_FALSE(judged(0.197));
+}
+
+TEST(Defaults, OverfitRiseIsThreeHundredths) {
+  const auto judged = [](double rise, double held_out) {
+    return compare(ladder_of({4.5, 4.1, 3.8, 3.8 + rise}), contender(held_out, 0.3)).judged;
+  };
+  EXPECT_TRUE(judged(0.0298, 3.1));
+  EXPECT_FALSE(judged(0.0302, 3.1));
+  // A third of the limit is allowed at the held-out loss itself. The curve is flat at both rungs,
+  // so a quarter of the way it has risen by 5/32.
+  EXPECT_TRUE(judged(0.0098 * 32 / 5, 3.25));
+  EXPECT_FALSE(judged(0.0102 * 32 / 5, 3.25));
+}
+
+TEST(Defaults, MarginIsThreeHundredths) {
+  const auto result = [](double delta) {
+    return compare(straight_ladder(0.0003), contender(3.3, delta, 0.0005, 45e6));
+  };
+  const double half = result(0).delta.high - result(0).delta.estimate;
+  EXPECT_LT(half, 0.01);
+  EXPECT_EQ(result(0.0298 - half).verdict, Verdict::equivalent);
+  EXPECT_EQ(result(0.0302 - half).verdict, Verdict::degraded);
+  EXPECT_EQ(result(half - 0.0298).verdict, Verdict::equivalent);
+  EXPECT_EQ(result(half - 0.0302).verdict, Verdict::better);
+}
+
+TEST(Defaults, RecallMarginIsOneTwentieth) {
+  const auto verdict = [](double recall) {
+    Contender one{"x", {with_recall(budget(40e6, 3.3, 4.0), 1 + recall, 0.0001)}};
+    return compare(ladder_with_recall(0.0001), one).recall.verdict;
+  };
+  EXPECT_EQ(verdict(0.051), Verdict::degraded);
+  EXPECT_EQ(verdict(-0.051), Verdict::better);
+  EXPECT_EQ(verdict(0.047), Verdict::equivalent);
+}
+
+TEST(Defaults, EpochsRatioIsFiveQuarters) {
+  Contender fast = contender(3.15, 0.2, 0.01, 45e6);
+  set_epochs(fast.budgets[0], 1.1, 0.03);
+  const double reference = compare(repeated_ladder(), fast).reference_epochs;
+  fast.budgets[0].epochs = reference / 1.24;
+  EXPECT_TRUE(compare(repeated_ladder(), fast).judged);
+  fast.budgets[0].epochs = reference / 1.26;
+  EXPECT_FALSE(compare(repeated_ladder(), fast).judged);
+}
+
+TEST(Defaults, MemorisingGapOfEitherSideIsOneTenth) {
+  Contender fast = contender(3.15, 0.2, 0.01, 45e6);
+  const auto judged = [&](double gap_of_reference, double gap_of_contender) {
+    set_epochs(fast.budgets[0], 1.1, gap_of_contender);
+    return compare(repeated_ladder(gap_of_reference), fast).judged;
+  };
+  EXPECT_TRUE(judged(0.099, 0.099));
+  EXPECT_FALSE(judged(0.101, 0.03));
+  EXPECT_FALSE(judged(0.03, 0.101));
+  EXPECT_FALSE(judged(0.03, kUnknown));
+}
+
+TEST(Defaults, BudgetsWithinOneTwentiethAreRepeatedEqually) {
+  Contender both = contender(3.5, 0.2, 0.01, 25e6);
+  both.budgets.push_back(budget(70e6, 3.35, 4.0));
+  const auto judged_at = [&](double ratio) {
+    set_epochs(both.budgets[0], 2, 0.03);
+    set_epochs(both.budgets[1], 2 * ratio, 0.03);
+    return compare(straight_ladder(), both).tokens;
+  };
+  EXPECT_EQ(judged_at(1.049), 70e6);
+  EXPECT_EQ(judged_at(1.051), 25e6);
+}
+
+TEST(Defaults, EqualTokensDifferByOnePercent) {
+  const auto problem = [](double ratio) {
+    return compare(straight_ladder(), contender(3.3, 0.2, 0.01, 40e6 * ratio)).equal_tokens.problem;
+  };
+  EXPECT_EQ(problem(1.0099), "");
+  EXPECT_NE(problem(1.0101), "");
+}
+
+TEST(Defaults, LevelIs95Percent) {
+  const EndResult x = compare(straight_ladder(), contender(3.3, 0.2));
+  EXPECT_NEAR(x.document_error, 0, 1e-9);
+  const double error = std::hypot(x.seed_error, x.reference_error);
+  EXPECT_NEAR((x.delta.high - x.delta.estimate) / error, student_quantile(0.95, x.seed_freedom),
+              1e-6);
 }
 
 // Delta_end at 45M tokens is +0.3; E at 80M tokens, where h is outside the ladder, is 0.

@@ -30,6 +30,11 @@ const std::string kDocuments = line("held_out", "web", "a.org", 30) +
                                line("held_out", "web", "a.org", 32) +
                                line("out_of_domain", "code", "b", 50);
 
+// A reference needs two budgets.
+std::string twice(const std::string& documents, const std::string& more = "") {
+  return run_line("base", 1, 1000, more) + documents + run_line("base", 1, 2000, more) + documents;
+}
+
 class Losses : public testing::Test {
  protected:
   ForeignLosses read(const std::string& text, const std::string& reference = "base") {
@@ -40,8 +45,8 @@ class Losses : public testing::Test {
 };
 
 TEST_F(Losses, DocumentsOfOneSourceAreSummed) {
-  const ForeignLosses found = read(run_line("base") + kDocuments);
-  ASSERT_EQ(found.records.size(), 1u);
+  const ForeignLosses found = read(twice(kDocuments));
+  ASSERT_EQ(found.records.size(), 2u);
   const run::RunRecord& record = found.records.begin()->second;
   const run::EndSet& web = record.end.sets.at("web.valid");
   EXPECT_EQ(web.clusters.names, std::vector<std::string>{"a.org"});
@@ -57,26 +62,39 @@ TEST_F(Losses, DocumentsOfOneSourceAreSummed) {
 }
 
 TEST_F(Losses, OtherTokenizersAreComparedPerByte) {
-  const ForeignLosses found = read(run_line("base", 1, 1000, R"(, "tokenizer": "x")") + kDocuments +
-                                   run_line("mine", 1, 1000, R"(, "tokenizer": "y")") + kDocuments);
+  // 4 bytes per token of the reference, 8 per token of the other model
+  std::string longer = kDocuments;
+  for (size_t at = 0; (at = longer.find("\"tokens\": 10", at)) != std::string::npos; ++at)
+    longer.replace(at, 12, "\"tokens\": 5");
+  const ForeignLosses found =
+      read(twice(kDocuments, R"(, "tokenizer": "x", "training_loss": 3)") +
+           run_line("mine", 1, 1000, R"(, "tokenizer": "y", "training_loss": 6)") + longer);
   EXPECT_EQ(found.unit, "byte");
-  for (const auto& [key, record] : found.records)
-    EXPECT_DOUBLE_EQ(record.end.sets.at("web.valid").loss, 62.0 / 80);
+  EXPECT_NE(found.notes.at(0).find("nats per 4.00 bytes"), std::string::npos) << found.notes[0];
+  ASSERT_EQ(found.records.size(), 3u);
+  for (const auto& [key, record] : found.records) {
+    EXPECT_DOUBLE_EQ(record.end.sets.at("web.valid").loss, 62.0 / 80 * 4) << record.name;
+    EXPECT_DOUBLE_EQ(record.end.sets.at("web.valid").bits_per_byte, 62.0 / 80 / std::log(2));
+    EXPECT_DOUBLE_EQ(record.training.at(0).second, 3) << record.name;
+  }
 }
 
 TEST_F(Losses, NamesOfOtherProgramsAreUnderstood) {
-  const std::string header =
-      R"({"run": {"model": "base", "tokens": 1000}, "role": "out_of_domain", "domain": "wiki"})"
-      "\n";
-  const ForeignLosses found =
-      read(header +
-           R"({"doc_id": 3, "loss": 2.5, "tokens": 10, "corpus_id": "x", "domain": "wiki"})"
-           "\n"
-           R"({"doc_id": 4, "bits_per_byte": 1.5, "bytes": 40, "tokens": 10})"
-           "\n"
-           R"({"doc_id": 5, "filtered_resps": [[-12.5]], "target": "abcde", "tokens": 10})"
-           "\n" +
-           line("held_out", "web", "a", 30));
+  const auto header = [](int64_t tokens) {
+    return fmt::format(
+        R"({{"run": {{"model": "base", "tokens": {}}}, "role": "out_of_domain", "domain": "wiki"}})"
+        "\n",
+        tokens);
+  };
+  const std::string documents =
+      R"({"doc_id": 3, "loss": 2.5, "tokens": 10, "corpus_id": "x", "domain": "wiki"})"
+      "\n"
+      R"({"doc_id": 4, "bits_per_byte": 1.5, "bytes": 40, "tokens": 10})"
+      "\n"
+      R"({"doc_id": 5, "filtered_resps": [[-12.5]], "target": "abcde", "tokens": 10})"
+      "\n" +
+      line("held_out", "web", "a", 30);
+  const ForeignLosses found = read(header(1000) + documents + header(2000) + documents);
   const run::Clusters& wiki = found.records.begin()->second.end.sets.at("wiki.test").clusters;
   ASSERT_EQ(wiki.nll.size(), 3u);
   EXPECT_DOUBLE_EQ(wiki.nll[0], 25);
@@ -86,14 +104,13 @@ TEST_F(Losses, NamesOfOtherProgramsAreUnderstood) {
 }
 
 TEST_F(Losses, MissingPartsAreSaid) {
-  const auto notes = read(run_line("base") +
-                          R"({"role": "held_out", "domain": "web", "document": "1", "nats": 3, )"
-                          R"("tokens": 1})"
-                          "\n" +
-                          R"({"role": "out_of_domain", "domain": "code", "document": "1", )"
-                          R"("nats": 3, "tokens": 1})"
-                          "\n")
-                         .notes;
+  const auto notes =
+      read(twice(R"({"role": "held_out", "domain": "web", "document": "1", "nats": 3, "tokens": 1})"
+                 "\n"
+                 R"({"role": "out_of_domain", "domain": "code", "document": "1", "nats": 3, )"
+                 R"("tokens": 1})"
+                 "\n"))
+          .notes;
   ASSERT_EQ(notes.size(), 3u);
   EXPECT_NE(notes[0].find("maturity of the reference are not checked"), std::string::npos);
   EXPECT_NE(notes[1].find("documents count as independent"), std::string::npos);
@@ -117,6 +134,9 @@ TEST_F(Losses, BadFilesAreRejectedWithTheirLine) {
       "'tokens' must be positive");
   EXPECT_MESSAGE(read(run + line("held_out", "web", "a", 1)), "\"out_of_domain\"");
   EXPECT_MESSAGE(read(run + kDocuments + run + kDocuments), "occurs twice");
+  EXPECT_MESSAGE(read(run + kDocuments), "two or more budgets with two or more seeds each");
+  EXPECT_MESSAGE(read(run + line("held_out", "web", "a", -1)), "must not be negative");
+  EXPECT_MESSAGE(read(run_line("base", 1, 1000, R"(, "epochs": 0)")), "'epochs' must be positive");
   EXPECT_MESSAGE(read(run + kDocuments, "bose"), "did you mean 'base'?");
   EXPECT_MESSAGE(read(run + kDocuments + run_line("mine") + line("held_out", "web", "a.org", 1) +
                       line("out_of_domain", "code", "b", 1)),
