@@ -1,6 +1,7 @@
 """The command `assay`: Python is the host of the program, so plans may name PyTorch modules."""
 
 import ctypes
+import importlib
 import os
 import signal
 import sys
@@ -25,6 +26,13 @@ def _script():
     return sys.exit("assay: the script `assay` of the package is not installed. Install it with pip.")
 
 
+def _python_command(name):
+    """The main function of a command that is not in the program. Ctrl-C ends it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    return importlib.import_module(f"._{name}", __package__).main(sys.argv[2:])
+
+
 def main():
     # As in build/assay: waiting threads sleep, the C++ handlers get the signals, and a reader that
     # closes the pipe ends the program.
@@ -32,6 +40,8 @@ def main():
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    if sys.argv[1:2] == ["track"]:  # without torch
+        return _python_command("track")
     try:
         from . import _library
 
@@ -39,11 +49,7 @@ def main():
     except ImportError as error:
         sys.exit(f"assay: {error}")
     if sys.argv[1:2] == ["check"]:
-        from ._check import main as check_main
-
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-        return check_main(sys.argv[2:])
+        return _python_command("check")
     from . import _mixers
 
     _mixers.register()

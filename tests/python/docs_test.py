@@ -19,15 +19,16 @@ environment = {**os.environ, "PYTHONPATH": str(package)}
 code = re.findall(r"^```(python|toml)\n(.*?)^```$", page, re.S | re.M)
 assert [kind for kind, _ in code] == ["python", "toml"], code
 commands = re.findall(r"^    (assay .*)$", page, re.M)
-assert [command.split()[1] for command in commands] == ["check", "run"], commands
-assert len(page.split()) < 700, f"the page has {len(page.split())} words"
+names = [command.split()[1] for command in commands]
+assert names == ["check", "run", "track", "track"], commands
+assert len(page.split()) < 1100, f"the page has {len(page.split())} words"
 
 with tempfile.TemporaryDirectory() as folder:
     for name, (_, text) in zip(("my_mixer.py", "plan.toml"), code):
         pathlib.Path(folder, name).write_text(text)
 
     def run(command):
-        words = [str(package / "bin/assay"), *shlex.split(command)[1:], "--json"]
+        words = [str(package / "bin/assay"), *shlex.split(command, comments=True)[1:], "--json"]
         done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
         return json.loads(done.stdout)
@@ -35,3 +36,4 @@ with tempfile.TemporaryDirectory() as folder:
     assert run(commands[0])["ok"]
     verdicts = run(commands[1])["verdicts"]
     assert [verdict["model"] for verdict in verdicts] == ["mine"], verdicts
+    assert run(commands[2])["runs"] == 6
