@@ -17,11 +17,28 @@ package = pathlib.Path(sys.argv[2]).resolve() / "package"
 environment = {**os.environ, "PYTHONPATH": str(package)}
 
 code = re.findall(r"^```(python|toml)\n(.*?)^```$", page, re.S | re.M)
-assert [kind for kind, _ in code] == ["python", "toml"], code
+assert [kind for kind, _ in code] == ["python", "toml", "python"], code
 commands = re.findall(r"^    (assay .*)$", page, re.M)
 names = [command.split()[1] for command in commands]
 assert names == ["check", "run", "track", "track"], commands
 assert len(page.split()) < 1100, f"the page has {len(page.split())} words"
+
+CHECKS = """
+models = study.verdicts()  # a list or a DataFrame
+models = [v["model"] for v in models] if isinstance(models, list) else list(models["model"])
+assert models == ["mine"], models
+assert study.figure("curve-held-out")._repr_svg_().startswith("<svg")
+for call, text in (
+    (lambda: study.figure("curve-heldout"), "did you mean 'curve-held-out'"),
+    (lambda: assay.Study("no_plan.toml").run(show=False), "no_plan.toml"),
+):
+    try:
+        call()
+    except Exception as error:
+        assert text in str(error), error
+    else:
+        raise AssertionError(text)
+"""
 
 with tempfile.TemporaryDirectory() as folder:
     for name, (_, text) in zip(("my_mixer.py", "plan.toml"), code):
@@ -37,3 +54,10 @@ with tempfile.TemporaryDirectory() as folder:
     verdicts = run(commands[1])["verdicts"]
     assert [verdict["model"] for verdict in verdicts] == ["mine"], verdicts
     assert run(commands[2])["runs"] == 6
+
+    # The study is done, so it is only read
+    pathlib.Path(folder, "notebook.py").write_text(code[2][1] + CHECKS)
+    done = subprocess.run(
+        [sys.executable, "notebook.py"], cwd=folder, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
