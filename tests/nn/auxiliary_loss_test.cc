@@ -44,10 +44,11 @@ TEST(AuxiliaryLoss, IsTheSumOverTheLayers) {
   ModelState none;
   at::Tensor x = model->embed(tokens.slice(1, 0, -1), none);
   for (const auto& layer : model->layers) {
-    State state;
+    State alone;
     if (layer->mixer->has_auxiliary_loss())
       expected = expected +
-                 0.5 * layer->mixer->forward(layer->mixer_norm->forward(x), state).square().mean();
+                 0.5 * layer->mixer->forward(layer->mixer_norm->forward(x), alone).square().mean();
+    State state;
     x = layer->forward(x, state, at::kDouble);
   }
   const at::Tensor losses = model->training_losses(tokens);

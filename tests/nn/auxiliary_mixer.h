@@ -1,6 +1,6 @@
 #pragma once
-// A mixer with an auxiliary loss, for tests: y = W x, and the loss is the mean of y². Include
-// <torch/torch.h> first.
+// A mixer with an auxiliary loss, for tests: y_t = W (x_t + x_{t−1}), and the loss is the mean
+// of y². Include <torch/torch.h> first.
 #include "nn/layers.h"
 #include "nn/mixer.h"
 
@@ -15,7 +15,9 @@ struct AuxiliaryMixer final : Mixer {
     proj = add_linear("proj", d_model, d_model);
   }
   at::Tensor forward(const at::Tensor& x, State& state) override {
-    const at::Tensor y = proj->forward(x);
+    const at::Tensor before = state.find("x").value_or(at::zeros_like(x.slice(1, 0, 1)));
+    const at::Tensor y = proj->forward(x + at::cat({before, x.slice(1, 0, -1)}, 1));
+    state["x"] = x.slice(1, -1);
     if (state.wants_auxiliary_loss())
       state.add_auxiliary_loss(config.weight * wide(y).square().mean());
     return y;
@@ -27,7 +29,7 @@ struct AuxiliaryMixer final : Mixer {
   std::shared_ptr<Linear> proj;
 };
 
-inline const RegisterMixer<AuxiliaryMixer> auxiliary_mixer("auxiliary_mixer",
-                                                           "y = W x, loss: mean of y²", {{}});
+inline const RegisterMixer<AuxiliaryMixer> auxiliary_mixer(
+    "auxiliary_mixer", "y_t = W (x_t + x_{t−1}), loss: mean of y²", {{}});
 
 }  // namespace assay::nn

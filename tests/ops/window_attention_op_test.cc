@@ -164,13 +164,14 @@ Arguments with_sinks(Arguments a) {
   return a;
 }
 
+// In bf16 the output is rounded before and after the sink is added.
 TEST(WindowAttentionOp, WithSinksEqualsItsReference) {
   for (const Shape& shape : kShapes) {
     SCOPED_TRACE(testing::Message() << shape);
     expect_equal_to_reference(run, with_sinks(random_arguments(shape)), 1e-12);
     expect_equal_to_reference(run_blocked, with_sinks(random_arguments(shape)), 1e-12);
     expect_equal_to_reference(run, with_sinks(random_arguments(shape, at::kFloat)), 1e-5);
-    expect_equal_to_reference(run, with_sinks(random_arguments(shape, at::kBFloat16)), 2e-2);
+    expect_equal_to_reference(run, with_sinks(random_arguments(shape, at::kBFloat16)), 4e-2);
   }
 }
 
@@ -179,14 +180,14 @@ TEST(WindowAttentionOp, WithSinksOnCudaEqualsItsReference) {
   for (const Shape& shape : kShapes) {
     SCOPED_TRACE(testing::Message() << shape);
     for (const auto& [dtype, tolerance] :
-         {std::pair(at::kDouble, 1e-12), {at::kFloat, 1e-5}, {at::kBFloat16, 2e-2}})
+         {std::pair(at::kDouble, 1e-12), {at::kFloat, 1e-5}, {at::kBFloat16, 4e-2}})
       expect_equal_to_reference(run, with_sinks(random_arguments(shape, dtype, at::kCUDA)),
                                 tolerance);
   }
   for (const Shape& shape : {Shape{520, 520, 6, 2, 64, -1}, Shape{300, 900, 8, 8, 128, 100}}) {
     SCOPED_TRACE(testing::Message() << shape);
     expect_equal_to_reference(run, with_sinks(random_arguments(shape, at::kBFloat16, at::kCUDA)),
-                              2e-2);
+                              4e-2);
   }
 }
 
