@@ -67,4 +67,10 @@ Start orthogonal(double gain) {
   };
 }
 
+void start_outputs(const torch::nn::Module& module, int64_t num_layers) {
+  const Start of_output = normal(kMatrixDeviation / std::sqrt(2.0 * double(num_layers)));
+  for (Linear* linear : linears_of(module))
+    if (Start& start = linear->treatment("weight").start; !start) start = of_output;
+}
+
 }  // namespace assay::nn

@@ -25,4 +25,8 @@ Start mamba_output(const Place& place);
 // et al. 2013]
 Start orthogonal(double gain);
 
+// Gives the outputs among the projections below `module` the start N(0, 0.02 / √(2 layers)), unless
+// they have another.
+void start_outputs(const torch::nn::Module& module, int64_t num_layers);
+
 }  // namespace assay::nn

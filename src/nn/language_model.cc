@@ -323,9 +323,7 @@ LanguageModel::LanguageModel(ModelSpec s) : spec(std::move(s)) {
         register_module("embedding_norm", std::make_shared<Norm>(c.norm, c.d_model, c.norm_eps));
   norm = register_module("norm", std::make_shared<Norm>(c.norm, c.d_model, c.norm_eps));
   if (!c.tie_embeddings) head = add_linear("head", c.d_model, c.vocab_size);
-  const Start of_output = normal(kMatrixDeviation / std::sqrt(2.0 * double(c.num_layers)));
-  for (Linear* linear : linears_of(*this))
-    if (Start& start = linear->treatment("weight").start; !start) start = of_output;
+  start_outputs(*this, c.num_layers);
 }
 
 const at::Tensor& LanguageModel::head_weight() const {

@@ -1,0 +1,191 @@
+"""assay.nn: every registered mixer as a module of PyTorch.
+
+Usage: nn_test.py BUILD, after package_test.py
+"""
+
+import copy
+import io
+import json
+import pathlib
+import tempfile
+import unittest
+
+import hosted  # before torch, which it sets up
+import torch
+
+from assay import nn
+from assay._mixers import tomllib
+
+KINDS = nn._Core.kinds()
+D_MODEL, TIME = 48, 37
+# Their gradient is not the slope: that of a softmax, or of a choice
+NOT_SMOOTH = {"top1_element"}
+
+
+def examples():
+    """(name, make) for each configuration that a mixer is tested with."""
+    for kind in KINDS:
+        for number, table in enumerate(nn._Core.describe(kind)[5]):
+            fields = tomllib.loads(table)
+
+            def make(kind=kind, fields=fields):
+                module = nn.Mixer(kind, D_MODEL, seed=1, dtype=torch.float64, **fields)
+                noise = torch.Generator().manual_seed(2)
+                with torch.no_grad():  # off the starting values, so that each part has an effect
+                    for p in module.parameters():
+                        size = p.shape[-1] ** -0.5 if p.dim() > 1 else 0.3
+                        p.add_(size * torch.randn(p.shape, generator=noise, dtype=p.dtype))
+                return module
+
+            yield f"{kind} {number}", make
+
+
+def random(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def error(found, expected):
+    return ((found - expected).norm() / expected.norm()).item()
+
+
+class Mixers(unittest.TestCase):
+    def test_output_does_not_depend_on_cuts(self):
+        for name, make in examples():
+            with self.subTest(name), torch.no_grad():
+                module, x = make(), random(2, TIME, D_MODEL)
+                whole, _ = module(x)
+                self.assertEqual(whole.shape, x.shape)
+                for piece in (1, 16):
+                    state, parts = None, []
+                    for part in x.split(piece, 1):
+                        y, state = module(part, state)
+                        parts.append(y)
+                    self.assertLess(error(torch.cat(parts, 1), whole), 1e-11, piece)
+
+    def test_gradient_is_the_slope(self):
+        for name, make in examples():
+            with self.subTest(name):
+                module, x, c = make(), random(2, TIME, D_MODEL), random(2, TIME, D_MODEL, seed=1)
+                (module(x)[0] * c).sum().backward()
+                for key, parameter in module.named_parameters():
+                    self.assertIsInstance(parameter, torch.nn.Parameter)
+                    self.assertGreater(parameter.grad.norm(), 1e-6, key)
+                if name.split()[0] in NOT_SMOOTH:
+                    continue
+                moves = [random(*p.shape, seed=i) for i, p in enumerate(module.parameters())]
+                slope = sum((p.grad * m).sum() for p, m in zip(module.parameters(), moves))
+
+                def moved(step):
+                    with torch.no_grad():
+                        for p, move in zip(module.parameters(), moves):
+                            p.add_(step * move)
+                        value = (module(x)[0] * c).sum()
+                        for p, move in zip(module.parameters(), moves):
+                            p.sub_(step * move)
+                    return value
+
+                quotient = (moved(1e-6) - moved(-1e-6)) / 2e-6
+                self.assertAlmostEqual(
+                    quotient.item(), slope.item(), delta=1e-5 * abs(slope.item()) + 1e-3
+                )
+
+    def test_copies_and_conversions_keep_parameters_shared(self):
+        for name, make in examples():
+            with self.subTest(name):
+                module, x = make(), random(1, 5, D_MODEL)
+                expected, _ = module(x)
+                file = io.BytesIO()
+                torch.save(module, file)
+                file.seek(0)
+                loaded = nn.Mixer(module.kind, D_MODEL, **module.fields).double()
+                loaded.load_state_dict(module.state_dict())
+                others = copy.deepcopy(module), torch.load(file, weights_only=False), loaded
+                for other in others:
+                    self.assertTrue(torch.equal(other(x)[0], expected))
+                    other(x)[0].sum().backward()
+                    with torch.no_grad():
+                        for p in other.parameters():
+                            self.assertIsNotNone(p.grad)
+                            p.zero_()
+                    self.assertFalse(torch.equal(other(x)[0], expected))
+                self.assertTrue(torch.equal(module(x)[0], expected))
+                single = module.float()(x.float())[0]
+                self.assertLess(error(single.double(), expected), 1e-4)
+
+    def test_names_and_fields_are_checked(self):
+        self.assertEqual(len(dir(nn)), len(KINDS) + 1)
+        reserved = set(nn.inspect.signature(nn.Mixer.__init__).parameters)
+        for name in dir(nn)[1:]:
+            fields = nn._Core.describe(nn._KINDS[name])[1]
+            self.assertFalse(reserved & set(fields), name)
+            self.assertIn("Fields:", getattr(nn, name).__doc__)
+        self.assertEqual(nn.GatedDeltaNet(64, num_heads=2).kind, "gated_delta_net")
+        for call, text in (
+            (lambda: nn.Mixer("gated_delta_ned", 64), "did you mean 'gated_delta_net'"),
+            (lambda: nn.GatedDeltanet, "did you mean 'GatedDeltaNet'"),
+            (lambda: nn.GLA(64, num_head=2), "did you mean 'num_heads'"),
+            (lambda: nn.GLA(64, num_heads="two"), "num_heads"),
+            (lambda: nn.GLA(64, num_heads=5), "num_heads = 5"),
+            (lambda: nn.GLA(64)(torch.zeros(1, 3, 63)), "must be \\[batch, time, 64\\]"),
+            (lambda: nn.GLA(64, layer=2, num_layers=2), "layer = 2"),
+        ):
+            with self.assertRaisesRegex((ValueError, AttributeError), text):
+                call()
+        module = nn.GLA(64)
+        copies = {key: value.clone() for key, value in module.named_parameters()}
+        with self.assertRaisesRegex(RuntimeError, "was replaced"):
+            torch.func.functional_call(module, copies, (torch.zeros(1, 3, 64),))
+
+    def test_seed_decides_the_starting_values(self):
+        weights = [nn.GLA(64, seed=seed).out_proj.weight for seed in (1, 1, 2)]
+        self.assertTrue(torch.equal(weights[0], weights[1]))
+        self.assertFalse(torch.equal(weights[0], weights[2]))
+        self.assertGreater(weights[0].std(), 0.01)  # an output, whose start the model decides
+
+
+class Run(unittest.TestCase):
+    """A model of every mixer, computed from its modules, gives what the program gives."""
+
+    def test_layers_of_a_run_give_the_scores_of_the_program(self):
+        mixers = [kind for kind in KINDS if kind not in ("nsa",)]
+        mixers = [kind for kind in mixers if not kind.endswith(("glu", "gelu", "channel_mix"))]
+        with tempfile.TemporaryDirectory() as folder:
+            run = pathlib.Path(folder) / "run"
+            (pathlib.Path(folder) / "model.toml").write_text(
+                f"[model]\nd_model = {D_MODEL}\nnum_layers = {len(mixers)}\n"
+                f"pattern = {json.dumps(mixers)}\n[train]\nsteps = 1\nbatch_size = 2\n"
+                "sequence_length = 32\nlearning_rate = 1e-3\nwarmup_steps = 1\nend_tokens = 64\n"
+                "eval_tokens = 64\n"
+            )
+            hosted.assay(folder, "data", "synth", "-o", "store", "--documents", "10")
+            hosted.assay(folder, "train", "model.toml", "--data", "store", "-o", run)
+            tokens = [5, 9, 30, 2, 77, 5, 9, 1]
+            line = json.dumps({"id": "a", "tokens": tokens})
+            (pathlib.Path(folder) / "lines.jsonl").write_text(line + "\n")
+            said = hosted.assay(folder, "score", "--model", run, "lines.jsonl")
+            expected = json.loads(said.splitlines()[0])["logprobs"][1:]
+            found = self.logprobs(run, tokens, len(mixers))
+        for a, b in zip(found, expected, strict=True):
+            self.assertAlmostEqual(a, b, delta=1e-4)
+
+    def logprobs(self, run, tokens, num_layers):
+        _, file = nn._files_of(run)
+        weights = nn._read_tensors(file, "")
+
+        def norm(x, name):
+            return torch.nn.functional.rms_norm(x, x.shape[-1:], weights[f"{name}.weight"], 1e-5)
+
+        x, handed = weights["embedding"][torch.tensor([tokens])], {}
+        with torch.no_grad():
+            for i in range(num_layers):
+                mixer = nn.Mixer.from_run(run, i)
+                channel = nn.Mixer.from_run(run, i, "channel_mixer")
+                x = x + mixer(norm(x, f"layers_{i}.mixer_norm"), None, handed)[0]
+                x = x + channel(norm(x, f"layers_{i}.channel_norm"))[0]
+            head = weights.get("head.weight", weights["embedding"])
+            scores = (norm(x, "norm") @ head.T).log_softmax(-1)[0, :-1]
+        return scores.gather(1, torch.tensor(tokens[1:])[:, None])[:, 0].tolist()
+
+
+if __name__ == "__main__":
+    unittest.main(argv=hosted.sys.argv[:1])
