@@ -42,8 +42,9 @@ class MixerClass final : public torch::CustomClassHolder {
   MixerClass(std::string kind, const std::string& fields, int64_t d_model, int64_t layer,
              int64_t num_layers, bool first)
       : kind_(std::move(kind)), d_model_(d_model) {
-    TORCH_CHECK_VALUE(d_model > 0 && layer >= 0 && layer < num_layers, kind_, ": d_model = ",
-                      d_model, ", layer = ", layer, " and num_layers = ", num_layers,
+    TORCH_CHECK_VALUE(d_model > 0 && layer >= 0 && layer < num_layers, kind_,
+                      ": d_model = ", d_model, ", layer = ", layer,
+                      " and num_layers = ", num_layers,
                       " must satisfy d_model > 0 and 0 <= layer < num_layers");
     for_python(kind_, [&] {
       const ConfigNode table = ConfigNode::parse(fields, kind_);
@@ -94,7 +95,10 @@ class MixerClass final : public torch::CustomClassHolder {
       const std::string& kind) {
     return for_python(kind, [&] {
       const MixerEntry& entry = entry_of(kind);
-      Strings names, types, defaults, docs;
+      Strings names;
+      Strings types;
+      Strings defaults;
+      Strings docs;
       for (const Field& field : entry.fields()) {
         names.push_back(field.name);
         types.push_back(field.type());
