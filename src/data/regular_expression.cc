@@ -32,6 +32,13 @@ std::string translated(const std::string& pattern, const std::string& source) {
                std::string_view("pPdDrntfvx").find(next) == std::string_view::npos)
         refuse(std::string("\\") + next);
       else out += {c, next};
+      // The braces of \p{L} are not those of a quantifier
+      const size_t end = pattern.find('}', i);
+      const bool braces = pattern.substr(i + 1, 1) == "{" && end != std::string::npos;
+      if (braces && std::string_view("pPx").find(next) != std::string_view::npos) {
+        out += pattern.substr(i + 1, end - i);
+        i = end;
+      }
       continue;
     }
     if (in_class && (c == '[' || (c == '&' && next == '&'))) refuse("a class within a class");

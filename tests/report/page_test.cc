@@ -5,6 +5,7 @@
 #include <set>
 
 #include "report/contents.h"
+#include "report/svg.h"
 #include "report/tables.h"
 #include "report_folder.h"
 
