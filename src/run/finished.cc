@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <string>
 
 #include "base/error.h"
@@ -33,17 +32,11 @@ double rounded(double value, int decimals) {
   return value;
 }
 
-double mean(const std::vector<double>& values) {
-  return std::accumulate(values.begin(), values.end(), 0.0) / double(values.size());
-}
-
 RunRecord::Evaluation record_of(const EvaluationLine& line) {
   RunRecord::Evaluation out{
       .step = line.step, .tokens = line.tokens, .attention_entropy = line.attention_entropy};
   for (const auto& [name, set] : line.evaluation) out.losses[name] = rounded(set.loss, 5);
-  if (!out.attention_entropy) return out;
-  for (std::vector<double>& heads : *out.attention_entropy)
-    if (!heads.empty()) heads = {rounded(mean(heads), 3)};
+  if (out.attention_entropy) round_numbers(*out.attention_entropy, 3);
   return out;
 }
 
@@ -110,12 +103,7 @@ RunRecord record_of(const FinishedRun& run) {
       .config = run.config, .provenance = run.provenance, .outcome = run.outcome, .end = run.end};
   if (!run.tasks.empty()) out.tasks = run.tasks;
   out.provenance.data_folder.reset();  // a path of the machine says nothing to others
-  out.provenance.key.clear();          // the record has the key of the study
   if (out.outcome.probes) round_numbers(*out.outcome.probes, 4);
-  round_numbers(out.outcome.seconds, 3);
-  round_numbers(out.outcome.evaluation_and_saving_seconds, 3);
-  round_numbers(out.outcome.tokens_per_second, 0);
-  round_numbers(out.outcome.final_loss, 6);
   for (const TrainingLine& line : run.metrics.training)
     out.training.emplace_back(line.step, recorded_training_loss(line.loss));
   for (const EvaluationLine& line : run.metrics.evaluations)

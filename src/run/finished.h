@@ -20,16 +20,15 @@ struct FinishedRun {
 // BadInput, with file and key, when the folder is not that of a finished run.
 FinishedRun read_finished(const Folder& folder);
 
-// Everything that a report reads, and no weights. A folder of records holds about 5 kB per run, and
-// 13 kB with 21 evaluation sets (study/store.h).
+// About 30 kB of JSON (more with many domains): everything that a report reads, and no weights.
 struct RunRecord {
   static constexpr const char* kFormats = "assay-run-";  // how the names of all versions begin
-  static constexpr const char* kFormat = "assay-run-3";
+  static constexpr const char* kFormat = "assay-run-2";
   struct Evaluation {
     int64_t step = 0;
     int64_t tokens = 0;
-    std::map<std::string, double> losses;        // by set
-    std::optional<Entropies> attention_entropy;  // the mean over the heads of each layer
+    std::map<std::string, double> losses;  // by set
+    std::optional<Entropies> attention_entropy;
     ASSAY_FIELDS(step, tokens, losses, attention_entropy)
   };
   using Slices = std::map<std::string, std::pair<double, int64_t>>;  // {loss, tokens}

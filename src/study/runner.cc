@@ -489,7 +489,6 @@ int64_t write_records(const fs::path& study, const fs::path& folder,
   make_folder(folder);
   std::set<std::string> known;
   std::set<std::string> written;
-  std::vector<run::RunRecord> records;
   for (const fs::path& other : elsewhere) {
     for (const auto& [key, record] : read_records(other)) known.insert(key);
     if (!plan.records) plan.records.emplace();
@@ -504,9 +503,11 @@ int64_t write_records(const fs::path& study, const fs::path& folder,
       (*plan.overlaps)[data] = *overlap;
     }
     if (known.contains(run.key) || !written.insert(run.key).second) continue;
-    records.push_back(record_of(run));
+    const run::RunRecord record = record_of(run);
+    if (!plan.sources) plan.sources = sources_of(record.end);
+    write_file(folder / fmt::format("{}.{}.json", run.name, run.key.substr(0, 8)),
+               to_compact_json(record, *plan.sources).dump() + "\n");
   }
-  write_record_files(folder, records);
   write_file(folder / "plan.json", to_json(plan).dump() + "\n");
   return int64_t(written.size());
 }

@@ -78,96 +78,6 @@ def reach(by_estimator, freedom, documents, document_freedom):
 # ---- Records
 
 
-UNITS = 10_000  # per nat: of the losses of sources
-DIGITS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
-
-
-def read_integers(text):
-    """Base64 VLQ."""
-    values, bits, shift = [], 0, 0
-    for digit in map(DIGITS.index, text):
-        bits |= (digit & 31) << shift
-        shift += 5
-        if digit < 32:
-            values.append(-(bits >> 1) if bits & 1 else bits >> 1)
-            bits = shift = 0
-    return np.array(values)
-
-
-def read_numbers(text, shared):
-    scale = 10.0 ** int(text[1])
-    values = read_integers(text[2:])
-    if text[0] == "+":
-        return ((values[0] + values[1] * np.arange(values[2])) / scale).tolist()
-    if text[0] == "~":
-        return (np.cumsum(values) / scale).tolist()
-    return ((np.rint(np.array(shared) * scale) + values[0] + values[1:]) / scale).tolist()
-
-
-def is_structures(value):
-    return isinstance(value, list) and bool(value) and isinstance(value[0], (list, dict))
-
-
-def patched(text, shared):
-    """What src/study/compact.h writes as a difference to the shared value, still in columns."""
-    if isinstance(text, str) and text[:1] in ("=", "~", "+"):
-        return read_numbers(text, shared)
-    if isinstance(text, list) and any(isinstance(line, list) for line in text):
-        lines = [[t] if isinstance(t, str) else shared[t[0] : t[0] + t[1]] for t in text]
-        return [line for some in lines for line in some]
-    if not isinstance(text, dict):
-        return text
-    if list(text) == ["="]:
-        return text["="]
-    if list(text) == ["*"]:
-        elements = text["*"]
-        alike = is_structures(shared) and len(shared) == len(elements)
-        return [patched(t, shared[i] if alike else None) for i, t in enumerate(elements)]
-    out = dict(shared) if isinstance(shared, dict) else {}
-    for key, value in text.items():
-        out[key] = patched(value, out.get(key))
-    return {key: value for key, value in out.items() if text.get(key, "") is not None}
-
-
-def rows(value):
-    """The opposite of columns."""
-    if isinstance(value, list):
-        return [rows(element) for element in value]
-    if not isinstance(value, dict):
-        return value
-    own = {key: rows(column) for key, column in value.items() if key}
-    if "" not in value:
-        return own
-    if list(own) == ["columns"]:
-        return [list(row) for row in zip(*own["columns"])]
-    index = value[""]
-    names = index if isinstance(index, list) else range(index)
-    of = [{key: column[i] for key, column in own.items()} for i in range(len(names))]
-    return dict(zip(index, of)) if isinstance(index, list) else of
-
-
-def sums(losses, targets, total):
-    """Nats of every source, from its loss per target in units of 1 / UNITS."""
-    nats = np.array(losses) / UNITS * np.maximum(targets, 1)
-    return nats + (total - nats.sum()) * targets / max(1, targets.sum())
-
-
-def read_record(file, shared):
-    record = rows(patched(json.loads(file.read_text()), shared))
-    for losses in record["end"]["sets"].values():
-        clusters = losses["clusters"]
-        tokens, recall = (np.array(clusters[key]) for key in ("tokens", "recall_tokens"))
-        nats = losses["loss"] * tokens.sum()
-        of_recall = (losses["recall_loss"] or 0) * recall.sum()
-        clusters["nll"] = sums(clusters["nll"], tokens, nats)
-        clusters["recall_nll"] = sums(clusters["recall_nll"], recall, of_recall)
-        if "bounded_nll" in clusters:
-            above = nats - losses["bounded_loss"] * tokens.sum()
-            excess = sums(clusters["bounded_nll"], tokens, above)
-            clusters["bounded_nll"] = clusters["nll"] - excess
-    return record
-
-
 def read_records(folder, visited=None):
     """{key: record} of a folder and of those that its plan.json names."""
     visited = set() if visited is None else visited
@@ -177,12 +87,14 @@ def read_records(folder, visited=None):
     visited.add(folder)
     plan = json.loads((folder / "plan.json").read_text())
     records = {}
-    if (folder / "shared.json").exists():
-        shared = patched(json.loads((folder / "shared.json").read_text()), None)
-        for file in sorted(folder.glob("*.json")):
-            if file.name not in ("plan.json", "shared.json"):
-                record = read_record(file, shared)
-                records.setdefault(record["key"], record)
+    for file in sorted(folder.glob("*.json")):
+        record = json.loads(file.read_text())
+        if file.name == "plan.json" or not record.get("format", "").startswith("assay-run-"):
+            continue
+        for name, losses in record["end"]["sets"].items():
+            if "tokens" not in losses["clusters"]:
+                losses["clusters"] |= plan["sources"][name]
+        records.setdefault(record["key"], record)
     for other in plan.get("records", []):
         records = read_records(folder / other, visited) | records
     return records
@@ -472,8 +384,7 @@ class Study:
         f = self.curve.weights(h) @ self.means(self.all)[: self.rungs]
         if self.rise[b] > OVERFIT_RISE and f - self.lowest[b + 1] > OVERFIT_RISE / 3:
             return "overfits"
-        memorises = self.memorises[b] or not h - group.training_loss.mean() <= MEMORISING_GAP
-        if memorises and differ(group.epochs, self.epochs_at(h)):
+        if self.memorises[b] and differ(group.epochs, self.epochs_at(h)):
             return "repeated"
         return ""
 
