@@ -378,6 +378,11 @@ struct ByteLevelBpe::Model {
 
 ByteLevelBpe::ByteLevelBpe(std::string_view contents, const std::string& name) {
   const json root = parse_json(contents, name);
+  if (!root.contains("model"))
+    fail(
+        "{}: not a SentencePiece model, and not a tokenizer.json, which has the key 'model'. "
+        "Nothing was written.",
+        name);
   const File file{name};
   auto model = std::make_unique<Model>();
   model->read_model(file, file.at(root, "the file", "model"));
