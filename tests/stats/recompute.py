@@ -384,7 +384,9 @@ class Study:
         f = self.curve.weights(h) @ self.means(self.all)[: self.rungs]
         if self.rise[b] > OVERFIT_RISE and f - self.lowest[b + 1] > OVERFIT_RISE / 3:
             return "overfits"
-        if self.memorises[b] and differ(group.epochs, self.epochs_at(h)):
+        own_gap = h - group.training_loss.mean()
+        memorises = self.memorises[b] or not own_gap <= MEMORISING_GAP
+        if memorises and differ(group.epochs, self.epochs_at(h)):
             return "repeated"
         return ""
 
