@@ -193,7 +193,7 @@ void set_reason(Setting& setting, const std::string& reason) {
   }
 }
 
-// Was it compared with the ladder? It is not if its data, numerics or documents are others.
+// Whether it was compared with the ladder, whose data, numerics and documents it then has.
 bool is_compared(const Architecture& a) {
   return a.style != 0 && a.comparable && !a.end.budgets.empty();
 }

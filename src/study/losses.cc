@@ -373,13 +373,14 @@ std::vector<std::string> models_of(const std::vector<ForeignRun>& runs,
   return models;
 }
 
-std::vector<std::string> notes_of(const std::vector<ForeignRun>& runs, double unit_bytes) {
+// `unit_of_reference`: unit_bytes is the mean length of a token of the reference.
+std::vector<std::string> notes_of(const std::vector<ForeignRun>& runs, double unit_bytes,
+                                  bool unit_of_reference) {
   std::vector<std::string> notes;
   if (unit_bytes > 0)
     notes.push_back(fmt::format("The losses are compared in nats per {:.2f} bytes, {}.", unit_bytes,
-                                unit_bytes == kUsualBytes
-                                    ? "a usual length of a token"
-                                    : "the mean length of a token of the reference"));
+                                unit_of_reference ? "the mean length of a token of the reference"
+                                                  : "a usual length of a token"));
   if (!all(runs, &ForeignRun::has_recall))
     notes.push_back(
         "Not every line has recall_nats and recall_tokens, "
@@ -416,7 +417,7 @@ ForeignLosses read_losses(const std::vector<fs::path>& files, const std::string&
                           .sourced = all(runs, &ForeignRun::has_sources),
                           .recall = !by_byte && all(runs, &ForeignRun::has_recall)};
   out.unit = by_byte ? "byte" : "token";
-  out.notes = notes_of(runs, counting.unit_bytes);
+  out.notes = notes_of(runs, counting.unit_bytes, of_reference->has_tokens);
   out.plan.name = files.front().stem().string();
   out.plan.reference = reference;
   out.plan.has_ladder = true;

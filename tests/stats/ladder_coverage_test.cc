@@ -267,8 +267,6 @@ Compared compare(const std::string& name, const CurveSetting& setting, int studi
 // The estimator over the shared range must fail where docs/statistics.md says that it does.
 TEST(EstimatorsComparedSlow, MeanOverTheRangeFailsWhereTheEndDoesNot) {
   constexpr int kStudies = 600;
-  // Two standard errors of a share of 97 % in 600 studies, in points
-  const double error = 200 * std::sqrt(0.97 * 0.03 / kStudies);
   fmt::print(
       "| setting | mean over the range: bias | coverage % | end of training: bias | coverage % |\n"
       "|---|---|---|---|---|\n");
@@ -284,8 +282,10 @@ TEST(EstimatorsComparedSlow, MeanOverTheRangeFailsWhereTheEndDoesNot) {
     change(setting);
     const Compared found = compare(name, setting, kStudies, pool);
     EXPECT_LT(std::abs(found.new_bias), 0.005) << name;
-    EXPECT_GE(found.new_coverage, 93 - error) << name;
-    EXPECT_LE(found.new_coverage, 97 + error) << name;
+    EXPECT_GE(found.new_coverage, 93) << name;
+    // Pooled variances are those of other architectures: 97.3 % are covered, within the standard
+    // error of 0.7 points of a share in 600 studies.
+    EXPECT_LE(found.new_coverage, pool ? 98 : 97) << name;
     return found;
   };
   const Compared constant = run("constant difference", [](auto&) {});
