@@ -74,10 +74,11 @@ struct PresetsOnCuda : testing::TestWithParam<std::string> {
 // compared (the operator's tests force the choice).
 bool selects_one(const std::string& preset) { return preset == "top1_element"; }
 
-// Some queries of Top-1 Chunk select another chunk in bf16 than in float64, and their gradient is
-// that of the other chunk. The largest error of these presets is 0.14 on a CPU and 0.15 on CUDA.
+// Some queries of Top-1 Chunk and block selection select another chunk in bf16 than in float64, and
+// their gradient is that of the other chunk. The largest error of these presets is 0.18 on CUDA.
 double gradient_limit(const std::string& preset) {
-  return preset.starts_with("top1_chunk") ? 0.2 : 0.1;
+  const bool selects = preset.starts_with("top1_chunk") || preset.starts_with("block_selection");
+  return selects ? 0.2 : 0.1;
 }
 
 double median_error(const at::Tensor& y, const at::Tensor& expected) {

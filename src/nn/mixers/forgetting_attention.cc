@@ -5,6 +5,9 @@
 // As flash-linear-attention has it: no positions; qk_norm is a root-mean-square norm per head with
 // a weight per channel. c_i does not change the softmax of row i, so this is plain attention with
 // more channels: −c_j √D in the keys, 1 in the queries. In bf16 it is the sum of three numbers.
+// The gradient of a gate sums dc_t over all later positions, where all but the nearest cancel. In
+// bf16 its rounding errors do not (relative error 0.85 after 300 positions), so training computes
+// the attention in float32.
 #include <torch/torch.h>
 
 #include <cmath>
@@ -102,9 +105,14 @@ struct ForgettingAttention final : ProjectedMixer {
 
   // [B, T, H, D]; puts the past of the state before k and v, and what was read into the state.
   at::Tensor attend(const Heads& heads, State& state) const {
-    const at::Tensor k = append(state, "k", with_sums(heads.k, heads.log_forget, state));
-    const at::Tensor v = append(state, "v", heads.v);
-    return ops::window_attention(heads.q, k, v, -1, scale()).narrow(-1, 0, config.head_dim);
+    const bool trains = at::GradMode::is_enabled() && heads.log_forget.requires_grad();
+    const auto precise = [&](const at::Tensor& x) { return trains ? wide(x) : x; };
+    const at::Tensor sums = with_sums(precise(heads.k), heads.log_forget, state);
+    const at::Tensor k = append(state, "k", sums);
+    const at::Tensor v = append(state, "v", precise(heads.v));
+    return ops::window_attention(precise(heads.q), k, v, -1, scale())
+        .narrow(-1, 0, config.head_dim)
+        .to(heads.q.scalar_type());
   }
   Projection input_projection() const override { return in_proj->projection(); }
   at::Tensor mix(const at::Tensor& projected, State& state) override {
