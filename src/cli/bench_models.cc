@@ -2,12 +2,15 @@
 #include "cli/bench_models.h"
 
 #include <cmath>
+#include <ctime>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 
 #include "base/files.h"
 #include "base/interrupt.h"
 #include "base/program.h"
+#include "base/version.h"
 #include "bench/models.h"
 #include "bench/processes.h"
 #include "cli/command.h"
@@ -27,9 +30,13 @@ struct Options {
   std::string device = "auto";
   std::string reference;
   std::string csv;
+  std::string compare;
   int threads = 0;
   int64_t profile = 0;
 };
+
+// Repeated calls on one GPU differ by less.
+constexpr double kSlower = 0.02;
 
 // The [model] of a preset or, when the name ends in .toml, of a file.
 ConfigNode model_table(const std::string& name) {
@@ -174,6 +181,51 @@ std::string profile_of(const Json& row, int64_t lines) {
   return text;
 }
 
+// Tokens per second of each model in a document that --json printed, which must describe the same
+// device and step as `now`.
+std::map<std::string, double> earlier_speeds(const std::string& file, const Json& now) {
+  const Json earlier = parse_json(read_file(file), file);
+  if (!earlier.is_object() || !earlier.value("rows", Json()).is_array())
+    fail("{}: this is no document of `assay bench models --json`. Nothing was measured.", file);
+  for (const auto& [key, value] : now.items())
+    if (earlier.value(key, Json()) != value)
+      fail("{}: its {} is {}, and here it is {}. Nothing was measured.", file, key,
+           earlier.value(key, Json()).dump(), value.dump());
+  std::map<std::string, double> speeds;
+  for (const Json& row : earlier["rows"])
+    if (const double speed = number(row.value("tokens_per_second", Json())); speed > 0)
+      speeds[row.value("model", "")] = speed;
+  return speeds;
+}
+
+std::string today() {
+  const std::time_t now = std::time(nullptr);
+  char text[sizeof "2026-01-01"];
+  std::strftime(text, sizeof text, "%Y-%m-%d", std::gmtime(&now));
+  return text;
+}
+
+struct Changes {
+  std::string text;  // a line for each model that both have
+  std::string slower;
+};
+
+Changes changes_of(const Json& rows, const std::map<std::string, double>& earlier) {
+  Changes changes;
+  for (const Json& row : rows) {
+    const std::string name = row["model"];
+    const auto found = earlier.find(name);
+    const double speed = number(row.value("tokens_per_second", Json()));
+    if (found == earlier.end() || std::isnan(speed)) continue;
+    const double change = speed / found->second - 1;
+    changes.text += fmt::format("  {:<28} {:+.1f} %\n", name, 100 * change);
+    if (change < -kSlower)
+      changes.slower +=
+          fmt::format("{}{} ({:+.1f} %)", changes.slower.empty() ? "" : ", ", name, 100 * change);
+  }
+  return changes;
+}
+
 std::string reference_of(const Options& o) {
   if (!o.reference.empty()) return o.reference;
   return std::ranges::count(o.models, "transformer++") ? "transformer++" : o.models.front();
@@ -196,6 +248,13 @@ void run(Options o) {
   o.bench.profile = o.profile > 0;
   train::set_up_torch();
   const c10::Device device = train::choose_device(o.device);
+  const std::string dtype = dtype_name(train::compute_dtype(o.bench.precision, device));
+  Json document = {{"device", train::device_name(device)},
+                   {"batch", o.bench.batch},
+                   {"time", o.bench.time},
+                   {"precision", dtype}};
+  std::map<std::string, double> earlier;
+  if (!o.compare.empty()) earlier = earlier_speeds(o.compare, document);
   const Json rows = o.models.size() == 1 ? Json::array({row_of(o.models[0], o, device)})
                                          : bench::model_rows(own_program(), o.models, arguments(o));
   const Json& base =
@@ -205,18 +264,23 @@ void run(Options o) {
   std::string profiles;
   for (const Json& row : rows)
     if (o.profile > 0 && row.contains("profile")) profiles += profile_of(row, o.profile);
-  const std::string dtype = dtype_name(train::compute_dtype(o.bench.precision, device));
-  print({{"device", train::device_name(device)},
-         {"batch", o.bench.batch},
-         {"time", o.bench.time},
-         {"precision", dtype},
-         {"reference", reference},
-         {"rows", rows}},
-        fmt::format("{}, {}, B {}, T {}{}\n{}operators\n{}{}", train::device_name(device), dtype,
-                    o.bench.batch, o.bench.time, rows.size() > 1 ? "; × " + reference : "",
-                    report::to_text(table(false)), operators_of(rows), profiles));
+  document["assay"] = version() + " " + commit();
+  document["torch"] = train::torch_version();
+  document["date"] = today();
+  document["reference"] = reference;
+  document["rows"] = rows;
+  const Changes changes = changes_of(rows, earlier);
+  print(document,
+        fmt::format("{}, {}, B {}, T {}{}\n{}{}{}operators\n{}{}", train::device_name(device),
+                    dtype, o.bench.batch, o.bench.time, rows.size() > 1 ? "; × " + reference : "",
+                    report::to_text(table(false)),
+                    changes.text.empty() ? "" : "tokens/s, compared with " + o.compare + "\n",
+                    changes.text, operators_of(rows), profiles));
   document_is_printed();
   check_interrupt();
+  if (!changes.slower.empty())
+    fail<Error>("slower than in {} by more than {:.0f} %: {}", o.compare, 100 * kSlower,
+                changes.slower);
 }
 
 }  // namespace
@@ -285,6 +349,8 @@ void add_bench_models(CLI::App& bench) {
       ->check(non_negative_number());
   command->add_flag("--recompute", o->bench.recompute_activations, "activation checkpointing");
   command->add_option("--csv", o->csv, "write the table with all digits to this CSV file");
+  command->add_option("--compare", o->compare,
+                      "earlier document of --json; exit code 1 if a model is more than 2 % slower");
   command->add_option("--device", o->device, "auto, cpu, cuda, cuda:N")->capture_default_str();
   command->add_option("--threads", o->threads, "CPU threads; 0: all")->check(in_range(0, 4096));
   command->callback([o] { run(*o); });

@@ -133,6 +133,28 @@ TEST_F(BenchModels, ComparesWithAReference) {
   EXPECT_TRUE(names.contains("failure")) << csv;
 }
 
+TEST_F(BenchModels, NamesWhatBecameSlower) {
+  json document = json::parse(bench("full.toml --steps 1 --json").out);
+  EXPECT_TRUE(document.contains("date")) << document;
+  for (const auto& [factor, code] : {std::pair(0.1, 0), std::pair(10., 1)}) {
+    json earlier = document;
+    json& speed = earlier["rows"][0]["tokens_per_second"];
+    speed = factor * speed.get<double>();
+    folder_.write("earlier.json", earlier.dump());
+    const Outcome outcome = bench("full.toml --steps 1 --compare earlier.json");
+    EXPECT_EQ(outcome.exit_code, code) << outcome.error;
+    EXPECT_NE(outcome.out.find("compared with earlier.json\n  full.toml"), std::string::npos);
+    const std::string slower = "slower than in earlier.json by more than 2 %: full.toml (-";
+    EXPECT_EQ(outcome.error.find(slower) != std::string::npos, code == 1) << outcome.error;
+  }
+  document["time"] = 25;
+  folder_.write("earlier.json", document.dump());
+  const Outcome outcome = bench("full.toml --steps 1 --compare earlier.json");
+  EXPECT_EQ(outcome.exit_code, 2);
+  EXPECT_NE(outcome.error.find("its time is 25, and here it is 24"), std::string::npos)
+      << outcome.error;
+}
+
 TEST_F(BenchModels, TextNamesDtypeAndEachImplementationOnce) {
   const std::string text = bench("full.toml scan.toml --steps 0").out;
   EXPECT_NE(text.find(", float32, B "), std::string::npos) << text;
