@@ -4,7 +4,8 @@ A module is a class CLASS(d_model, **fields), an nn.Module, with
     forward(x) -> y                     x and y [B, T, d_model]
     forward(x, state) -> (y, state)     state: None at the start of a sequence, then what it returned,
                                         a dict of tensors, a tensor or a tuple of them, batch first
-The constructor may also take `layer` and `num_layers`.
+The constructor may also take `layer` and `num_layers`. The names and results of flash-linear-attention
+are understood, too: `hidden_size` and `layer_idx`, and a forward(x) that returns (y, ...).
 """
 
 import contextlib
@@ -16,6 +17,7 @@ import inspect
 import linecache
 import math
 import os
+import pathlib
 import sys
 import traceback
 
@@ -49,6 +51,16 @@ def describe(error, files=None):
     if isinstance(error, SyntaxError):
         text = error.msg
     return f"{place_of(error, files)}: {type(error).__name__}: {text}"
+
+
+def in_triton(error):
+    """Whether a kernel of Triton failed: it does not run here, or not in this dtype."""
+    while error is not None:
+        frames = traceback.extract_tb(error.__traceback__)
+        if any(f"{os.sep}triton{os.sep}" in frame.filename for frame in frames):
+            return True
+        error = error.__cause__
+    return False
 
 
 def place_of_class(cls):
@@ -115,24 +127,25 @@ def construct(cls, d_model, fields, layer=0, num_layers=1):
     """An instance, with the fields of the plan as arguments."""
     parameters = inspect.signature(cls.__init__).parameters
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    place = {"layer": layer, "num_layers": num_layers}
-    arguments = {key: place[key] for key in place if key in parameters} | fields
     known = [name for name in parameters if name != "self"]
-    if "d_model" not in known:
+    width = next((name for name in ("d_model", "hidden_size") if name in known), None)
+    if width is None:
         raise PythonModuleError(
-            f"{place_of_class(cls)}: the constructor of {cls.__name__} must take d_model; "
-            f"it takes {', '.join(known) or 'nothing'}"
+            f"{place_of_class(cls)}: the constructor of {cls.__name__} must take d_model or "
+            f"hidden_size; it takes {', '.join(known) or 'nothing'}"
         )
+    place = {width: d_model, "layer": layer, "layer_idx": layer, "num_layers": num_layers}
     for key in fields:
-        if key not in known and not takes_any:
-            near = difflib.get_close_matches(key, known, 1)
-            hint = f"; did you mean '{near[0]}'?" if near else ""
+        near = difflib.get_close_matches(key, known, 1)
+        # Constructors with **kwargs accept misspelled names, and ignore them
+        if key == width or key not in known and (near or not takes_any):
+            hint = f"; did you mean '{near[0]}'?" if near and key != width else ""
             raise PythonModuleError(
                 f"{cls.__name__} has no field '{key}'{hint} (its constructor takes "
                 f"{', '.join(known)})"
             )
     try:
-        return cls(d_model=d_model, **arguments)
+        return cls(**{key: value for key, value in place.items() if key in known} | fields)
     except Exception as error:
         raise PythonModuleError(describe(error)) from error
 
@@ -190,19 +203,26 @@ class Hosted:
             )
         self.placed = (x.device, wide)
 
+    @staticmethod
+    def precision(x):
+        """Parameters are float32. With bfloat16 inputs, products are computed in bfloat16."""
+        if x.dtype in (torch.bfloat16, torch.float16):
+            return torch.autocast(x.device.type, x.dtype)
+        return contextlib.nullcontext()
+
     def __call__(self, x, tensors, names):
         self.place_buffers(x)
-        # Parameters are float32. Of bfloat16 inputs, products are computed in bfloat16.
-        half = x.dtype in (torch.bfloat16, torch.float16)
-        context = torch.autocast(x.device.type, x.dtype) if half else contextlib.nullcontext()
         try:
-            with context:
+            with self.precision(x):
                 if self.keeps_state:
                     out = self.module(x, from_tensors(names, tensors, self.form))
                 else:
                     out = self.module(x)
         except Exception as error:
-            raise PythonModuleError(describe(error, self.files)) from error
+            text = describe(error, self.files)
+            if in_triton(error) and x.device.type == "cpu":
+                text += " Kernels of Triton need a GPU, and the module was called on the CPU."
+            raise PythonModuleError(text) from error
         state = None
         if self.keeps_state:
             if not isinstance(out, tuple) or len(out) != 2:
@@ -239,7 +259,13 @@ class Hosted:
         try:  # without computing; modules that look at values cannot
             return _count_flops(self, time, FakeTensorMode(allow_non_fake_inputs=True))
         except Exception:
-            return _count_flops(self, min(time, 1024), contextlib.nullcontext())
+            try:
+                return _count_flops(self, min(time, 1024), contextlib.nullcontext())
+            except Exception as error:
+                if not in_triton(error):
+                    raise
+        # Kernels of Triton are not counted, and some do not take float32
+        return 2.0 * sum(p.numel() for p in self.module.parameters() if p.dim() > 1)
 
 
 # FLOPs of a recurrence per token and number of its state; the mixers in C++ count them likewise
@@ -280,11 +306,13 @@ def _count_flops(hosted, time, mode):
     _register_flops()
     parameter = next(hosted.module.parameters(), torch.empty(0))
     placed = hosted.placed
-    with mode, torch.no_grad(), FlopCounterMode(display=False) as counter:
-        x = torch.zeros(1, time, hosted.d_model, device=parameter.device, dtype=parameter.dtype)
-        hosted.placed = (x.device, x.dtype)
-        hosted(x, [], [])
-    hosted.placed = placed
+    try:
+        with mode, torch.no_grad(), FlopCounterMode(display=False) as counter:
+            x = torch.zeros(1, time, hosted.d_model, device=parameter.device, dtype=parameter.dtype)
+            hosted.placed = (x.device, x.dtype)
+            hosted(x, [], [])
+    finally:
+        hosted.placed = placed
     return counter.get_total_flops() / time
 
 
@@ -344,11 +372,19 @@ def _flops(handle, time):
 
 
 def _digest(name):
+    """Of the file of a module, or of all Python files of the package that it is in."""
     file = importlib.util.find_spec(name)
     if file is None or not file.origin:
         raise PythonModuleError(f"there is no Python module '{name}'")
-    with open(file.origin, "rb") as text:
-        return hashlib.sha256(text.read()).hexdigest()
+    package = importlib.util.find_spec(name.partition(".")[0])
+    files = [pathlib.Path(file.origin)]
+    if package.submodule_search_locations:
+        folders = map(pathlib.Path, package.submodule_search_locations)
+        files = [path for folder in sorted(folders) for path in sorted(folder.rglob("*.py"))]
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 _SCHEMAS = {

@@ -1,4 +1,4 @@
-"""Modules that cannot be mixers, each for one reason, and two that can."""
+"""Modules that cannot be mixers, each for one reason, and some that can."""
 
 import torch
 from torch import nn
@@ -32,6 +32,48 @@ class GoodWithoutState(nn.Module):
     def forward(self, x):
         y = self.proj(x).cumsum(1)
         return y / torch.arange(1, x.shape[1] + 1, device=x.device, dtype=y.dtype).view(1, -1, 1)
+
+
+class LayerOfFla(nn.Module):
+    """Names, arguments and results as in flash-linear-attention."""
+
+    def __init__(self, hidden_size=2048, num_heads=6, mode="chunk", layer_idx=None, **kwargs):
+        super().__init__()
+        self.layer_idx = layer_idx
+        self.scale = nn.Parameter(torch.ones(num_heads))
+        self.v_proj = nn.Linear(hidden_size, hidden_size, bias=False)
+
+    def mixed(self, v):
+        return v.cumsum(1) * self.scale.mean() / v.shape[1]
+
+    def forward(self, hidden_states, attention_mask=None, past_key_values=None, use_cache=False):
+        return self.mixed(self.v_proj(hidden_states)), None, past_key_values
+
+
+class OnlyBfloat16(LayerOfFla):
+    """As with a kernel that has no other dtype."""
+
+    def mixed(self, v):
+        if v.dtype != torch.bfloat16:
+            raise ValueError(f"{v.dtype} is not supported")
+        return super().mixed(v.float()).to(v.dtype)
+
+
+class OnlyFloat32(LayerOfFla):
+    def mixed(self, v):
+        return super().mixed(v.float()).to(v.dtype)
+
+
+class RaisesInTriton(LayerOfFla):
+    def mixed(self, v):
+        import triton
+
+        return v * triton.next_power_of_2(None)
+
+
+class ReadsTheFutureInBfloat16(OnlyBfloat16):
+    def mixed(self, v):
+        return super().mixed(v.flip(1))
 
 
 class ReadsTheFuture(GoodWithoutState):

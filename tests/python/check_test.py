@@ -25,14 +25,16 @@ BROKEN = [
     ("NeedsEvenLength", "lengths", "with sequences of 1 tokens: .*RuntimeError: "),
     ("DetachedParameter", "gradients", "the parameter 'proj.weight' gets no gradient"),
     ("WrongBackward", "gradcheck", "gradients differ from finite differences in float64"),
-    ("LosesPrecision", "half", r"results in bfloat16 are \d+\.\d% off those in float64"),
+    ("LosesPrecision", "half", r"results in bfloat16 are \d+\.\d% off those in torch.float64"),
     ("ForgetsState", "cuts", "pieces of 1 tokens give another output than the whole sequence"),
     ("DropsValues", "repeated", "two calls with the same input differ in y"),
     ("MixesTheBatch", "rows", "the output of a sequence depends on the others of its batch"),
     ("CountsCalls", "shape and dtype", "forward changes the buffer 'calls'"),
     ("ChangesItsInput", "shape and dtype", "forward changes its input in place"),
     ("RaisesError", "shape and dtype", "AttributeError: .*no attribute 'projection'"),
-    ("WithoutWidth", "constructor", "must take d_model; it takes size"),
+    ("WithoutWidth", "constructor", "must take d_model or hidden_size; it takes size"),
+    ("RaisesInTriton", "shape and dtype", "TypeError: .*Kernels of Triton need a GPU"),
+    ("ReadsTheFutureInBfloat16", "causality", "the output at position 0 changes when"),
 ]
 
 
@@ -46,10 +48,19 @@ def run(*arguments):
 
 class Check(unittest.TestCase):
     def test_good_module_passes_every_check(self):
-        for name in ("Good", "GoodWithoutState"):
+        for name in ("Good", "GoodWithoutState", "LayerOfFla"):
             code, document, _ = run(f"{MODULES}:{name}")
             failed = [c for c in document["checks"] if not c["ok"]]
             self.assertEqual((code, failed, len(document["checks"])), (0, [], 10), name)
+
+    def test_kernels_without_float64_are_compared_in_the_widest_dtype(self):
+        cases = ("OnlyFloat32", ["gradcheck"]), ("OnlyBfloat16", ["gradcheck", "half"])
+        for name, left_out in cases:
+            code, document, _ = run(f"{MODULES}:{name}")
+            said = {c["name"]: c["message"] for c in document["checks"]}
+            self.assertEqual(code, 0, said)
+            self.assertIn(f"torch.{name.removeprefix('Only').lower()}", said["shape and dtype"])
+            self.assertEqual([n for n in said if said[n].startswith("left out")], left_out)
 
     def test_broken_module_fails_with_its_reason_and_place(self):
         lines = MODULES.read_text().splitlines()
@@ -75,6 +86,10 @@ class Check(unittest.TestCase):
         code, document, _ = run(f"{MODULES}:Good", "gat=1.5")
         self.assertEqual(code, 1)
         self.assertIn("no field 'gat'; did you mean 'gate'?", document["checks"][0]["message"])
+        # **kwargs would accept it
+        code, document, _ = run(f"{MODULES}:LayerOfFla", "num_head=4")
+        self.assertEqual(code, 1)
+        self.assertIn("did you mean 'num_heads'?", document["checks"][0]["message"])
 
     def test_syntax_error_is_reported_with_its_line(self):
         with self.assertRaises(check.PythonModuleError) as caught:

@@ -156,6 +156,26 @@ class Plan(unittest.TestCase):
         self.write("my_mixer.py", TWIN + "\n# a comment\n")
         self.assertNotEqual(key(), first)
 
+    def test_layer_of_an_imported_package_trains_and_its_files_are_in_the_key(self):
+        package = self.folder / "likefla"
+        package.mkdir()
+        sys.path.append(str(self.folder))
+        self.addCleanup(sys.path.remove, str(self.folder))
+        self.write("likefla/__init__.py", "")
+        self.write("likefla/ops.py", "")
+        self.write("likefla/layers.py", pathlib.Path(__file__).with_name("broken.py").read_text())
+        names = {"mixer": "python:LayerOfFla", "table": "LayerOfFla"}
+        self.write("fla.toml", MODEL.format(python='python = "likefla.layers"', **names))
+
+        def key():
+            return json.loads(self.train("fla.toml", "run", "--dry-run", "--json"))["key"]
+
+        first = key()
+        self.train("fla.toml", "run")
+        self.assertTrue((self.folder / "run" / WEIGHTS).exists())
+        self.write("likefla/ops.py", "# another kernel\n")
+        self.assertNotEqual(key(), first)
+
     def test_program_without_python_says_what_to_do(self):
         said = self.refused_without_python(
             "train", "python.toml", "--data", self.store, "-o", "run"
