@@ -8,6 +8,7 @@
 #include "base/files.h"
 #include "base/version.h"
 #include "cli/command.h"
+#include "ops/core/dispatch.h"
 #include "ops/core/paths.h"
 #include "train/device.h"
 
@@ -25,6 +26,16 @@ std::string implementations() {
   for (const auto& [key, names] : users)
     text += fmt::format("  {:<5} {}\n{}", key.first, key.second, wrapped(names, 8));
   return text;
+}
+
+// "sm_90a", "compute_80" or "none" of each GPU
+std::vector<std::string> kernels_of_gpus() {
+  std::vector<std::string> kernels;
+  for (size_t i = 0; i < train::gpu_names().size(); ++i) {
+    const c10::Device gpu(c10::kCUDA, c10::DeviceIndex(i));
+    kernels.push_back(ops::on_hopper(gpu) ? "sm_90a" : ops::on_gpu(gpu) ? "compute_80" : "none");
+  }
+  return kernels;
 }
 
 // And what to do about it
@@ -45,18 +56,21 @@ void doctor() {
                  {"cpu", train::device_name(c10::kCPU)},
                  {"cores", std::thread::hardware_concurrency()},
                  {"gpus", train::gpu_names()},
+                 {"kernels_of_gpus", kernels_of_gpus()},
                  {"operators", Json::array()}};
 #ifdef ASSAY_CUDA
-  report["cuda_kernels"] = "compiled (sm_90a)";
+  report["cuda_kernels"] =
+      "compiled (sm_90a; compute_80 for other GPUs from compute capability 8.0)";
 #else
   report["cuda_kernels"] = "not compiled: build with `CUDA=1 make` on a machine with nvcc";
 #endif
   std::string text =
-      fmt::format("assay {} ({}), torch {}\nCPU   {}\nGPU   {}\nCUDA kernels {}\nOperators\n",
+      fmt::format("assay {} ({}), torch {}\nCPU   {}\nGPU   {}\nCUDA kernels {}{}\nOperators\n",
                   version(), commit(), train::torch_version(), report["cpu"].get<std::string>(),
                   report["gpus"].empty() ? "none found, everything runs on the CPU: " + why_no_gpu()
                                          : report["gpus"].dump(),
-                  report["cuda_kernels"].get<std::string>());
+                  report["cuda_kernels"].get<std::string>(),
+                  report["gpus"].empty() ? "" : ", used: " + report["kernels_of_gpus"].dump());
   for (const ops::OpPath& path : ops::op_paths())
     report["operators"].push_back({{"op", path.op}, {"device", path.device}, {"path", path.path}});
   if (report["gpus"].empty()) report["why_no_gpu"] = why_no_gpu();

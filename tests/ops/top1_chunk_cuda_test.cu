@@ -430,7 +430,8 @@ TEST(Top1ChunkCudaShapes, SaysWhatItDoesNotTake) {
   EXPECT_STREQ(cuda::why_unsupported(p), "takes a rank of 7 at most");
   EXPECT_EQ(cuda::why_no_step(p), nullptr);
   p.past = 49152 * 64;
-  EXPECT_STREQ(cuda::why_no_step(p), "keeps at most 192 KB of scores per query");
+  EXPECT_STREQ(cuda::why_no_step(p),
+               "keeps at most 192 KB of scores per query, and 64 KB on GPUs other than Hopper");
 }
 
 }  // namespace

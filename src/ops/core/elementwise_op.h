@@ -40,7 +40,7 @@ template <class F>
 at::Tensor elementwise(const char* op, const at::Tensor& x,
                        at::Tensor (*reference)(const at::Tensor&)) {
   check_like(op, "x", x, "x", x);
-  if (x.numel() == 0 || !(x.is_cpu() || (x.is_cuda() && kCudaKernels))) return reference(x);
+  if (x.numel() == 0 || !(x.is_cpu() || on_gpu(x.device()))) return reference(x);
   return ElementwiseFunction<F>::apply(parameter(x, sequence_dtype({x}))).to(x.scalar_type());
 }
 

@@ -25,10 +25,10 @@ bool register_paths(const std::string& op, const std::string& cpu, const std::st
 }
 std::string cpu_kernel_path() { return "cpu kernel (Highway " + cpu_target() + ")"; }
 bool register_kernels(const std::string& op, int numerics) {
-  return register_paths(
-      op, cpu_kernel_path(),
-      kCudaKernels ? "cuda kernel sm_90a" : std::string(kComposed) + ": built without CUDA",
-      numerics, numerics);
+  return register_paths(op, cpu_kernel_path(),
+                        kCudaKernels ? "cuda kernel sm_90a or compute_80"
+                                     : std::string(kComposed) + ": built without CUDA",
+                        numerics, numerics);
 }
 
 std::vector<OpPath> op_paths() {

@@ -114,8 +114,8 @@ struct RowwiseFunction : torch::autograd::Function<RowwiseFunction<F>> {
 inline bool has_rowwise_kernel(const at::Tensor& x, int64_t groups) {
   if (x.numel() == 0) return false;
   const int64_t width = x.size(-1) / groups;
-  return x.is_cpu() || (x.is_cuda() && kCudaKernels &&
-                        width / rowwise_vector(x, width) <= cuda::kMaxRowwiseThreads);
+  return x.is_cpu() ||
+         (on_gpu(x.device()) && width / rowwise_vector(x, width) <= cuda::kMaxRowwiseThreads);
 }
 
 // The outputs for inputs of one shape [..., D] and parameters [D]. Inputs are promoted to one

@@ -7,6 +7,7 @@
 #include <initializer_list>
 #include <string>
 
+#include "ops/core/cuda_target.h"
 #include "ops/cuda/types.cuh"
 
 namespace assay::ops::cuda {
@@ -45,7 +46,11 @@ inline cudaStream_t cuda_stream(Stream stream) { return static_cast<cudaStream_t
 
 __host__ __device__ constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-constexpr size_t kMaxSharedBytes = 227 << 10;  // shared memory of a block on sm_90
+constexpr size_t kMaxSharedBytes = 227 << 10;      // shared memory of a block on sm_90
+constexpr size_t kPortableSharedBytes = 99 << 10;  // of a block on every GPU from sm_80
+inline size_t max_shared_bytes() {
+  return cuda_target() == CudaTarget::sm_90a ? kMaxSharedBytes : kPortableSharedBytes;
+}
 
 // Dynamic shared memory has to be allowed when it and the static shared memory exceed 48 KB.
 template <class... Parameters>
@@ -70,10 +75,13 @@ void launch_threads(void (*kernel)(Parameters...), int64_t items, unsigned threa
   launch_kernel(kernel, unsigned(ceil_div(items, threads)), threads, 0, stream, arguments...);
 }
 // launch_kernel() with programmatic dependent launch: the kernel may start while the one before it
-// ends, so all threads call griddep_wait() before they use memory that another kernel uses.
+// ends, so all threads call griddep_wait() before they use memory that another kernel uses. Code
+// for compute_80 cannot wait, so there the kernel starts when the one before it has ended.
 template <class... Parameters, class... Arguments>
 void launch_pdl(void (*kernel)(Parameters...), dim3 grid, unsigned threads, size_t shared_bytes,
                 Stream stream, const Arguments&... arguments) {
+  if (cuda_target() != CudaTarget::sm_90a)
+    return launch_kernel(kernel, grid, threads, shared_bytes, stream, Parameters(arguments)...);
   allow_shared_memory(kernel, shared_bytes);
   cudaLaunchAttribute pdl{};
   pdl.id = cudaLaunchAttributeProgrammaticStreamSerialization;

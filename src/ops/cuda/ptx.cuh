@@ -169,10 +169,17 @@ __device__ void setmaxnreg_inc() {
 
 // Programmatic dependent launch. griddep_launch_dependents lets the next kernel of
 // the stream start;
-// griddep_wait waits until the results of all earlier kernels are visible.
+// griddep_wait waits until the results of all earlier kernels are visible. Code for compute_80 has
+// neither, and launch_pdl() does not overlap its kernels.
 __device__ inline void griddep_launch_dependents() {
+#if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");
+#endif
 }
-__device__ inline void griddep_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+__device__ inline void griddep_wait() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
 
 }  // namespace assay::ops::cuda

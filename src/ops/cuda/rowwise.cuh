@@ -232,6 +232,7 @@ struct WarpPart {
   using E = RowwiseElements<F, T, kSize>;
   static constexpr int kTensors = F::kInputs + (kBackward ? F::kOutputs : 0);
   static constexpr size_t kBytes = 2 * kTensors * kVectors * kWarpPartThreads * sizeof(uint4);
+  static_assert(kBytes <= kPortableSharedBytes);
   const Rowwise<F>& p;
   const void* const* dout;
   const int lanes;

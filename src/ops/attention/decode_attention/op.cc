@@ -107,8 +107,8 @@ int64_t ring_size(int64_t window) { return int64_t(std::bit_ceil(uint64_t(window
 
 bool decode_attention_serves(const at::TensorOptions& options, int64_t head_dim) {
   const auto dtype = options.dtype().toScalarType();
-  return kCudaKernels && options.device().is_cuda() &&
-         (dtype == at::kBFloat16 || dtype == at::kFloat) && head_dim % 8 == 0 && head_dim <= 256;
+  return on_hopper(options.device()) && (dtype == at::kBFloat16 || dtype == at::kFloat) &&
+         head_dim % 8 == 0 && head_dim <= 256;
 }
 
 at::Tensor decode_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,

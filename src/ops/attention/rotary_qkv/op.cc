@@ -95,7 +95,7 @@ std::array<at::Tensor, 2> rotated(const char* op, const at::Tensor& qk, int64_t 
     check_shape(op, "scale", *scale, {heads}, "[H]");
     check_like(op, "scale", *scale, "qk", qk);
   }
-  if (!qk.is_cpu() && !(qk.is_cuda() && kCudaKernels))
+  if (!qk.is_cpu() && !on_gpu(qk.device()))
     return rotary_qk_reference(qk, kv_heads, cos, sin, scale);
   const auto dtype = sequence_dtype({qk});
   const auto real = real_dtype(dtype);

@@ -82,9 +82,9 @@ std::pair<Path, const char*> path_of(const Inputs& in, bool gradients) {
   if (in.q.is_cpu())
     return {in.past() > 0 && in.q.size(1) <= kFewQueries ? Path::step : Path::kernel, nullptr};
 #ifdef ASSAY_CUDA
-  if (in.q.is_cuda()) {
+  if (on_gpu(in.q.device())) {
     const Top1ChunkForward call = describe(in, {});
-    const char* reason = cuda::why_unsupported(call);
+    const char* reason = on_hopper(in.q.device()) ? cuda::why_unsupported(call) : kNeedsHopper;
     const char* no_step = cuda::why_no_step(call);
     if (!reason) return {Path::kernel, nullptr};
     if (!gradients && !no_step) return {Path::step, nullptr};
@@ -325,7 +325,7 @@ bool top1_chunk_decode_serves([[maybe_unused]] const at::TensorOptions& options,
 #ifdef ASSAY_CUDA
   constexpr int64_t kCapacity = 1 << 18;
   const auto dtype = options.dtype().toScalarType();
-  return options.device().is_cuda() && (dtype == at::kBFloat16 || dtype == at::kFloat) &&
+  return on_gpu(options.device()) && (dtype == at::kBFloat16 || dtype == at::kFloat) &&
          (selection == "exact" || selection == "approx") && chunk_size >= 1 && top_k >= 1 &&
          !cuda::why_no_step(
              describe_decode(dtype, {1, 1}, head_dim, chunk_size, selection, top_k, kCapacity));
@@ -361,12 +361,14 @@ at::Tensor top1_chunk_decode(const at::Tensor& q, const at::Tensor& k, const at:
 
 const bool registered_path = register_paths(
     kOp, cpu_kernel_path(),
-    kCudaKernels ? std::string("cuda kernel sm_90a for bfloat16, a head_dim of 64, 96 or 128, "
-                               "a chunk_size up to 256, and no earlier keys; "
-                               "without gradients, a kernel of decode steps for such a head_dim, "
-                               "any dtype and earlier keys; else ") +
-                       kComposed
-                 : std::string(kComposed) + ": built without CUDA",
+    kCudaKernels
+        ? std::string(
+              "cuda kernel sm_90a for bfloat16, a head_dim of 64, 96 or 128, "
+              "a chunk_size up to 256, and no earlier keys; "
+              "without gradients, a kernel of decode steps, also compute_80, for such a head_dim, "
+              "any dtype and earlier keys; else ") +
+              kComposed
+        : std::string(kComposed) + ": built without CUDA",
     /*cuda_numerics=*/2);
 TORCH_LIBRARY_FRAGMENT(assay, m) {
   register_operator(

@@ -49,7 +49,8 @@ Top1ElementForward describe(const Inputs& in, const Top1ElementOutputs& o) {
 const char* why_composed(const Inputs& in) {
   if (in.q.is_cpu()) return nullptr;
 #ifdef ASSAY_CUDA
-  if (in.q.is_cuda()) return cuda::why_unsupported(describe(in, {}));
+  if (in.q.is_cuda())
+    return on_hopper(in.q.device()) ? cuda::why_unsupported(describe(in, {})) : kNeedsHopper;
 #endif
   return "was not built";
 }

@@ -12,23 +12,12 @@ Attention attention_of(const WindowAttentionForward& p) {
           p.q,        p.k,        p.v,      static_cast<const float*>(p.alibi_slopes)};
 }
 
-bool is_hopper() {
-  int device = 0;
-  int major = 0;
-  const bool found =
-      cudaGetDevice(&device) == cudaSuccess &&
-      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess;
-  if (!found) static_cast<void>(cudaGetLastError());
-  return major == 9;
-}
-
 }  // namespace
 
 const char* why_unsupported(const WindowAttentionForward& p) {
   if (p.dtype != DType::bf16) return "takes bfloat16 only";
   if (const char* why_not = why_unsupported(attention_of(p))) return why_not;
-  if (const char* why_not = why_unaligned({p.out})) return why_not;
-  return is_hopper() ? nullptr : "takes GPUs of compute capability 9.0";
+  return why_unaligned({p.out});
 }
 
 size_t workspace_bytes(const WindowAttentionForward& p) {

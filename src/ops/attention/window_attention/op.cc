@@ -153,7 +153,8 @@ bool constant(const OptionalTensor& slopes) {
 std::atomic<bool> own_kernel_chosen = true;  // choose_full_attention()
 bool own_kernel_serves(const Inputs& in) {
 #ifdef ASSAY_CUDA
-  if (!in.q.is_cuda() || !own_kernel_chosen || !constant(optional(in.slopes))) return false;
+  if (!on_hopper(in.q.device()) || !own_kernel_chosen || !constant(optional(in.slopes)))
+    return false;
   const c10::DeviceGuard guard(in.q.device());
   return !cuda::why_unsupported(describe(in, {}, {}));
 #else

@@ -20,7 +20,7 @@ bool has_kernel(const AdamWTensors& t) {
              tensor.is_contiguous();
     });
   };
-  return kCudaKernels && device.is_cuda() && takes(t.parameters) && takes(t.gradients) &&
+  return on_gpu(t.parameters.front().device()) && takes(t.parameters) && takes(t.gradients) &&
          takes(t.averages) && takes(t.squares);
 }
 
@@ -56,8 +56,9 @@ void from_kernel(const AdamWTensors& t, const AdamWSettings& s, const at::Tensor
     for (const at::Tensor& tensor : *written) tensor.unsafeGetTensorImpl()->bump_version();
 }
 
-const bool registered = register_paths("adamw", "torch's fused AdamW",
-                                       "cuda kernel sm_90a for float32, else torch's fused AdamW");
+const bool registered =
+    register_paths("adamw", "torch's fused AdamW",
+                   "cuda kernel sm_90a or compute_80 for float32, else torch's fused AdamW");
 
 }  // namespace
 

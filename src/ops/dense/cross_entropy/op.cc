@@ -37,9 +37,7 @@ at::Tensor from_kernel(const at::Tensor& logits, const at::Tensor& targets, bool
   return losses;
 }
 
-bool has_kernel(const at::Tensor& logits) {
-  return logits.is_cpu() || (logits.is_cuda() && kCudaKernels);
-}
+bool has_kernel(const at::Tensor& logits) { return logits.is_cpu() || on_gpu(logits.device()); }
 
 }  // namespace
 

@@ -173,13 +173,12 @@ bool serves_few_rows(const at::Tensor& x, const at::Tensor& weight, const at::Te
 }
 
 // The kernel reads all rows of x for every 16 rows of the weight. With many rows and a large weight
-// this takes longer than the library.
+// this takes longer than the library. More than 16 rows need the shared memory of Hopper.
 bool serves_few_rows_on_cuda(const at::Tensor& x, const at::Tensor& weight,
                              const at::Tensor& bias) {
-  if (!kCudaKernels || !x.is_cuda() || x.scalar_type() != at::kBFloat16 || x.numel() == 0)
-    return false;
+  if (!on_gpu(x.device()) || x.scalar_type() != at::kBFloat16 || x.numel() == 0) return false;
   const int64_t rows = x.numel() / x.size(-1);
-  const int64_t most = weight.size(0) <= 8192 ? 64 : 16;
+  const int64_t most = weight.size(0) <= 8192 && on_hopper(x.device()) ? 64 : 16;
   return rows <= most && x.size(-1) % 8 == 0 && weight.is_contiguous() &&
          weight.scalar_type() == x.scalar_type() && weight.device() == x.device() &&
          reinterpret_cast<uintptr_t>(weight.data_ptr()) % 16 == 0 &&
@@ -251,15 +250,15 @@ void check(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias
   if (bias.defined()) check_shape("linear", "bias", bias, {weight.size(0)}, "[N]");
 }
 
-const bool registered =
-    register_paths("linear",
-                   cpu_kernel_path() +
-                       " for up to 8 rows in float32 and 16 in bfloat16 without a gradient, "
-                       "for 256 rows or more, and for gradients of weights; "
-                       "else torch (also bfloat16 with AMX)",
-                   "cuda kernel sm_90a without a gradient for up to 64 rows in bfloat16, "
-                   "16 if the weight has more than 8,192 rows; else torch",
-                   /*cuda_numerics=*/1, /*cpu_numerics=*/2);
+const bool registered = register_paths(
+    "linear",
+    cpu_kernel_path() +
+        " for up to 8 rows in float32 and 16 in bfloat16 without a gradient, "
+        "for 256 rows or more, and for gradients of weights; "
+        "else torch (also bfloat16 with AMX)",
+    "cuda kernel sm_90a or compute_80 without a gradient for up to 64 rows in bfloat16, "
+    "16 on GPUs other than Hopper and if the weight has more than 8,192 rows; else torch",
+    /*cuda_numerics=*/1, /*cpu_numerics=*/2);
 
 }  // namespace
 

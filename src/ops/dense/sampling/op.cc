@@ -43,7 +43,7 @@ at::Tensor sample(const at::Tensor& logits, const at::Tensor& draws) {
                         draws.device() == logits.device(),
                     kOp, ": draws must be the bytes of one Draw per row, on the device of logits");
   if constexpr (kCudaKernels) {
-    if (logits.is_cuda() && logits.size(1) <= cuda::kMaxTokens) {
+    if (on_gpu(logits.device()) && logits.size(1) <= cuda::kMaxTokens) {
       const bool half = logits.scalar_type() == at::kBFloat16;
       const at::Tensor rows = logits.to(half ? at::kBFloat16 : at::kFloat).contiguous();
       const at::Tensor tokens = at::empty({rows.size(0)}, rows.options().dtype(at::kLong));

@@ -152,7 +152,7 @@ std::pair<std::vector<at::Tensor>, at::Tensor> causal_conv1d_parts(
     return {at::empty(x.sizes(), x.options()).split_with_sizes(parts, -1),
             at::empty({x.size(0), x.size(2), weight.size(1) - 1}, x.options().dtype(real))};
   }
-  if (!x.is_cpu() && !(x.is_cuda() && kCudaKernels)) {
+  if (!x.is_cpu() && !on_gpu(x.device())) {
     const auto [y, last] = causal_conv1d_reference(x, weight, bias, activation, initial_state);
     return {y.split_with_sizes(parts, -1), last};
   }

@@ -4,7 +4,7 @@
 #include <torch/torch.h>
 
 #include "ops/core/asynchronous.h"
-#include "ops/core/paths.h"
+#include "ops/core/dispatch.h"
 #include "ops/core/split.h"
 #include "ops/recurrence/checkpointed_scan.h"
 #include "ops/recurrence/recurrence_reference.h"
@@ -41,21 +41,21 @@ at::Tensor prefixes(at::Tensor decay, at::Tensor input, const at::Tensor& first)
 }  // namespace
 
 bool on_token_kernel(const ChannelScan& s) {
-  return kCudaKernels && s.x.is_cuda() && dtype_of(s) != at::kDouble &&
-         s.k.size(-1) <= kMaxTokenStates;
+  return on_gpu(s.x.device()) && dtype_of(s) != at::kDouble && s.k.size(-1) <= kMaxTokenStates;
 }
 
 bool in_few_steps(const ChannelScan& s) {
   const int64_t groups = s.k.dim() == 4 ? s.k.size(2) : 1;
-  return kCudaKernels && s.x.is_cuda() && dtype_of(s) != at::kDouble &&
-         s.k.size(-1) <= kMaxDecodeStates && (groups == 1 || s.x.size(2) / groups % 32 == 0) &&
-         s.x.size(1) <= kMaxTokenDecodeSteps && !wants_gradient(s);
+  return on_gpu(s.x.device()) && dtype_of(s) != at::kDouble && s.k.size(-1) <= kMaxDecodeStates &&
+         (groups == 1 || s.x.size(2) / groups % 32 == 0) && s.x.size(1) <= kMaxTokenDecodeSteps &&
+         !wants_gradient(s);
 }
 
 std::string token_kernel_path(const std::string& otherwise) {
-  return kCudaKernels ? "cuda kernel sm_90a for float32 and bfloat16 and a state_size up to " +
-                            std::to_string(kMaxTokenStates) + "; else " + otherwise
-                      : otherwise;
+  return kCudaKernels
+             ? "cuda kernel sm_90a or compute_80 for float32 and bfloat16 and a state_size up to " +
+                   std::to_string(kMaxTokenStates) + "; else " + otherwise
+             : otherwise;
 }
 
 std::tuple<at::Tensor, at::Tensor> by_prefixes(const ChannelScan& s) {

@@ -398,6 +398,8 @@ void channel_scan(const ChannelScanBackward& bwd, void* workspace, Stream stream
   const auto s = workspace_at<BackwardWorkspace>(workspace, a);
   const bool exact = a.rule == Rule::exact;
   with_shape(a, [&]<class T, class Shape>(T, Shape) {
+    static_assert(sizeof(StatesSmem<T, Shape>) <= kPortableSharedBytes);
+    static_assert(sizeof(GradientsSmem<T, Shape>) <= kPortableSharedBytes);
     launch_kernel(states_kernel<T, Shape>, a.blocks(false), kThreads, sizeof(StatesSmem<T, Shape>),
                   stream, a, bwd, s);
     if (!exact) carry(a, s.ends, s.decays, bwd.dfinal_state, bwd.dinitial_state, true, stream);

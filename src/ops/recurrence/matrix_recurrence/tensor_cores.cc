@@ -2,7 +2,7 @@
 #include <torch/torch.h>
 
 #include "ops/core/asynchronous.h"
-#include "ops/core/paths.h"
+#include "ops/core/dispatch.h"
 #include "ops/recurrence/matrix_recurrence/matrix_recurrence.h"
 
 namespace assay::ops {
@@ -216,6 +216,7 @@ std::tuple<at::Tensor, at::Tensor> by_few_steps(const MatrixRecurrence& s,
 bool on_tensor_cores(const MatrixRecurrence& s, const at::Tensor& state) {
   if (state.scalar_type() != at::kFloat || s.q.scalar_type() != at::kBFloat16) return false;
   if (!s.k.defined()) return false;
+  if (!(is_few(s, state) ? on_gpu(state.device()) : on_hopper(state.device()))) return false;
   const int64_t key_dim = cuda::key_size(rule_of(s), s.u.defined(), state.size(2));
   if (key_dim == 0) return false;
   // Over a whole sequence a delta rule's short keys stay in fp32: rounded to bf16 they cost 1.0

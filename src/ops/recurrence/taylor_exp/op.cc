@@ -46,7 +46,7 @@ struct Features : torch::autograd::Function<Features> {
 
 // weights ⊙ φ(x)
 at::Tensor features(const at::Tensor& x, const OptionalTensor& weights = {}) {
-  if (x.is_cpu() || kCudaKernels) return Features::apply(x.contiguous(), weights);
+  if (x.is_cpu() || on_gpu(x.device())) return Features::apply(x.contiguous(), weights);
   return weights ? taylor_exp_features(x) * *weights : taylor_exp_features(x);
 }
 
@@ -56,9 +56,10 @@ bool in_few_steps(const HeadShape& shape, const at::Tensor& q, const at::Tensor&
   const bool wants = q.requires_grad() || k.requires_grad() || v.requires_grad() ||
                      (initial_state && initial_state->requires_grad());
   const int64_t size = feature_count(shape.key_dim) * (shape.value_dim + 1);
-  return q.is_cuda() && !(wants && at::GradMode::is_enabled()) && size <= kMaxTaylorState &&
-         shape.time <= kFewTaylorSteps && shape.key_dim <= kMaxTaylorKey &&
-         shape.value_dim <= kMaxTaylorValue && sequence_dtype({q, k, v}) != at::kDouble;
+  return on_hopper(q.device()) && !(wants && at::GradMode::is_enabled()) &&
+         size <= kMaxTaylorState && shape.time <= kFewTaylorSteps &&
+         shape.key_dim <= kMaxTaylorKey && shape.value_dim <= kMaxTaylorValue &&
+         sequence_dtype({q, k, v}) != at::kDouble;
 }
 
 std::tuple<at::Tensor, at::Tensor> by_few_steps(const HeadShape& shape, const at::Tensor& q,
@@ -119,7 +120,9 @@ std::tuple<at::Tensor, at::Tensor> taylor_exp_attention(const at::Tensor& q, con
   const auto real = real_dtype(sequence);
   // In bf16 the sums of the tensor cores take a feature with its rounding, as they take
   // every key's number.
-  const auto as = kCudaKernels && q.is_cuda() && F <= cuda::kLargestKey ? sequence : real;
+  const bool few = shape.time <= cuda::kMaxDecodeSteps;
+  const bool has_kernel = few ? on_gpu(q.device()) : on_hopper(q.device());
+  const auto as = has_kernel && F <= cuda::kLargestKey ? sequence : real;
   const at::Tensor weights = taylor_exp_weights(shape.key_dim, scale, q.options().dtype(real));
   const Prepare prepare = [=](const std::vector<at::Tensor>& s) {
     const at::Tensor value = s[2].to(as);

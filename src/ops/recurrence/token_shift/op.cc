@@ -111,8 +111,7 @@ void check(const at::Tensor& x, const OptionalTensor& before, const at::Tensor& 
 std::vector<at::Tensor> token_shift(const at::Tensor& x, const OptionalTensor& before,
                                     const at::Tensor& mix, const std::vector<at::Tensor>& own) {
   check(x, before, mix, own);
-  if (!x.is_cpu() && !(x.is_cuda() && kCudaKernels))
-    return token_shift_reference(x, before, mix, own);
+  if (!x.is_cpu() && !on_gpu(x.device())) return token_shift_reference(x, before, mix, own);
   const auto dtype = sequence_dtype({x});
   variable_list in = {parameter(x, dtype), parameter(mix, real_dtype(dtype))};
   for (const at::Tensor& tensor : own) in.push_back(parameter(tensor, dtype));

@@ -68,7 +68,7 @@ at::Tensor glu(const at::Tensor& h, std::string_view activation) {
                     h.sizes(), ", expected [..., 2 F]");
   glu_activation(activation);
   check_like(kOp, "h", h, "h", h);
-  if (!h.is_cpu() && !(h.is_cuda() && kCudaKernels)) return glu_reference(h, activation);
+  if (!h.is_cpu() && !on_gpu(h.device())) return glu_reference(h, activation);
   return GluFunction::apply(parameter(h, sequence_dtype({h})), activation == "silu")
       .to(h.scalar_type());
 }

@@ -144,7 +144,7 @@ void check(const char* op, const at::Tensor& x, const at::Tensor& weight,
 
 // On CUDA the gradient of wide rows has no kernel.
 bool has_kernel(const at::Tensor& x, int64_t groups) {
-  const bool forward = x.is_cpu() || (x.is_cuda() && kCudaKernels);
+  const bool forward = x.is_cpu() || on_gpu(x.device());
   return forward && (!at::GradMode::is_enabled() || has_rowwise_kernel(x, groups));
 }
 

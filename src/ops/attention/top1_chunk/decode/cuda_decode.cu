@@ -17,8 +17,8 @@ constexpr int kMaxThreads = 256;
 constexpr int kMaxWarps = kMaxThreads / 32;
 constexpr int kMaxKept = 64;     // largest top_k and shortlist
 constexpr int kMaxRead = 16384;  // keys of a query
-// bytes of the scores that a block keeps, at most
-constexpr int64_t kMaxScoreBytes = 192 << 10;
+// shared memory of a block that does not hold scores, at most
+constexpr size_t kOtherBytes = 35 << 10;
 
 // Rows of D numbers of type T, each read by kLanes neighbouring lanes, 16 bytes at a time.
 template <class T, int D>
@@ -486,7 +486,8 @@ const char* why_no_step(const Top1ChunkForward& p) {
   if (p.top_k > top1::kMaxKept || p.shortlist > top1::kMaxKept)
     return "takes a top_k and a shortlist of 64 at most";
   if ((p.top_k + 1) * p.chunk_size > top1::kMaxRead) return "reads at most 16,384 keys per query";
-  if (score_bytes(p) > top1::kMaxScoreBytes) return "keeps at most 192 KB of scores per query";
+  if (score_bytes(p) > max_shared_bytes() - top1::kOtherBytes)
+    return "keeps at most 192 KB of scores per query, and 64 KB on GPUs other than Hopper";
   if (p.batch * p.time * p.heads >= int64_t{1} << 31) return "takes fewer than 2^31 queries";
   const int64_t element = p.dtype == DType::f64 ? 8 : p.dtype == DType::f32 ? 4 : 2;
   return rows_aligned({p.k, p.v, p.summaries}, element)
