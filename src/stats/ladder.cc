@@ -228,7 +228,9 @@ BudgetResult Study::inspect(Entry& entry, size_t j) {
     if (budget.caveat.empty()) entry.usable.push_back(j);
     if (budget.caveat.empty()) ends_.set_usable(group);
   } else {
-    budget.problem = reference_.outside(budget.held_out);
+    const auto rung = reference_.rung_at(budget.tokens);
+    if (rung) budget.problem = reference_.implausible(*rung, budget.held_out);
+    if (budget.problem.empty()) budget.problem = reference_.outside(budget.held_out);
     budget.early = reference_.is_above(budget.held_out);
   }
   find_tangents(entry, j, budget);
@@ -237,9 +239,10 @@ BudgetResult Study::inspect(Entry& entry, size_t j) {
 
 void Study::find_tangents(Entry& entry, size_t j, BudgetResult& budget) {
   const auto rung = reference_.rung_at(budget.tokens);
-  const std::string problem =
-      rung ? reference_.unequal_epochs(*rung, budget.epochs)
-           : fmt::format("The ladder has no rung of {}.", millions(budget.tokens));
+  std::string problem = rung
+                            ? reference_.implausible(*rung, budget.held_out)
+                            : fmt::format("The ladder has no rung of {}.", millions(budget.tokens));
+  if (problem.empty()) problem = reference_.unequal_epochs(*rung, budget.epochs);
   const auto find = [&](Line line, std::vector<size_t>& budgets) -> std::string {
     const auto tangent = reference_.tangent(*rung, line);
     if (!tangent) return reference_.no_tangent(*rung, line);

@@ -365,6 +365,18 @@ std::string Reference::unequal_epochs(size_t rung, double epochs) const {
       tokens_of(rung), epochs, own);
 }
 
+std::string Reference::implausible(size_t rung, double held_out) const {
+  const double width = high_ - low_;
+  if (held_out >= low_ - width && held_out <= high_ + width) return "";
+  return fmt::format(
+      "After {} the held-out loss is {:.3f}, and on the whole ladder it is {:.3f} to {:.3f}. "
+      "No line of the reference reaches so far. {}",
+      tokens_of(rung), held_out, low_, high_,
+      is_above(held_out)
+          ? "Was the model trained to its end, and are its losses in the same unit?"
+          : "Does the model read the tokens that it predicts, or are its losses in another unit?");
+}
+
 std::string Reference::outside(double held_out) const {
   if (is_above(held_out))
     return fmt::format(

@@ -60,6 +60,9 @@ class Reference {
   std::string no_tangent(size_t rung, Line line) const;
   // Why equal tokens at a rung are not equal training; empty when they are or epochs are unknown.
   std::string unequal_epochs(size_t rung, double epochs) const;
+  // Why a held-out loss after the tokens of a rung is implausible: it is further outside the ladder
+  // than the ladder is wide. The slope at a rung says nothing there. Empty when it is not.
+  std::string implausible(size_t rung, double held_out) const;
 
  private:
   // Rise of the loss out of domain from its lowest value at an earlier rung to rung b. It counts

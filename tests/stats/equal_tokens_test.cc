@@ -76,6 +76,22 @@ TEST(EqualTokens, AreComparedInsideAndOutsideTheLadder) {
   }
 }
 
+// The ladder is from 3.09 to 4.01. A model that reads the next token ends far below, and losses in
+// another unit are far above.
+TEST(EqualTokens, ImplausibleLossesGetNoNumberAndNoAdviceToTrain) {
+  for (const auto& [h, question] :
+       {std::pair(0.2, "Does the model read the tokens that it predicts"),
+        {5.0, "in the same unit?"}}) {
+    const EndResult x = compare(straight_ladder(0.0005), contender(h, -0.2, 0.0005));
+    EXPECT_EQ(x.verdict, Verdict::not_settled) << h;
+    EXPECT_TRUE(contains(x.equal_tokens.problem, "No line of the reference reaches so far"))
+        << x.equal_tokens.problem;
+    EXPECT_TRUE(contains(x.recall.problem, "No line of the reference reaches so far"));
+    EXPECT_TRUE(contains(x.reason, question)) << x.reason;
+    EXPECT_FALSE(contains(x.reason, "rung")) << x.reason;
+  }
+}
+
 TEST(EqualTokens, ChangeOfTheSlopeIsItsError) {
   const auto ladder = ladder_of({5, 4.2, 3.9, 3.8});  // slopes 2, 1, 0.5; 0.7 at the third rung
   const EndResult middle = compare(ladder, {"x", {budget(40e6, 3.5, 4.24)}});

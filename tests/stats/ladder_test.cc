@@ -99,7 +99,7 @@ TEST(Ladder, FasterContenderIsComparedAtASmallerBudget) {
 // A line through the last two rungs says nothing about tokens that are far beyond them.
 TEST(Ladder, ContenderFarBelowTheLadderGetsNoNumberOfTokens) {
   Contender one = contender(3.2, 0.2);
-  one.budgets.push_back(budget(80e6, 2.0, 3.0));
+  one.budgets.push_back(budget(80e6, 2.2, 3.2));
   const EndResult x = only(compare_ends(straight_ladder(), {one}));
   ASSERT_EQ(x.budgets.size(), 2u);
   EXPECT_TRUE(contains(x.budgets[1].problem, "add rungs of the reference above "))
