@@ -15,7 +15,10 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr double kUsualBytes = 4;  // per token of English text
+constexpr double kUsualBytes = 4;     // per token of English text
+constexpr double kRounding = 0.01;    // relative, of a loss that is given in two units
+constexpr double kHighestLoss = 50;   // nats per token
+constexpr double kLowestLoss = 0.05;  // nats per token, as a mean over a run
 constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
 
 struct RunLine {
@@ -91,15 +94,36 @@ std::optional<double> sample_bytes(const Json& line) {
 
 double nats_of(const Json& line, std::optional<double> tokens, std::optional<double> bytes,
                const std::string& place) {
-  if (const auto nats = number_of(line, "nats", place)) return *nats;
-  if (const auto loss = number_of(line, "loss", place); loss && tokens) return *loss * *tokens;
+  std::vector<std::pair<const char*, double>> given;
+  if (const auto nats = number_of(line, "nats", place)) given.emplace_back("nats", *nats);
+  if (const auto loss = number_of(line, "loss", place); loss && tokens)
+    given.emplace_back("loss", *loss * *tokens);
   if (const auto bits = number_of(line, "bits_per_byte", place); bits && bytes)
-    return *bits * *bytes * std::numbers::ln2;
-  if (const auto nats = sample_nats(line)) return *nats;
+    given.emplace_back("bits_per_byte", *bits * *bytes * std::numbers::ln2);
+  if (given.empty())
+    if (const auto nats = sample_nats(line)) given.emplace_back("filtered_resps", *nats);
+  if (given.empty())
+    fail(
+        "{}: The line has no loss. Give nats, or loss with tokens, or bits_per_byte with bytes. "
+        "Nothing was written.",
+        place);
+  const auto& [name, nats] = given.front();
+  for (const auto& [other, value] : given)
+    if (std::abs(value - nats) > kRounding * nats)
+      fail(
+          "{}: '{}' means {:.6g} nats for the document, and '{}' means {:.6g}. "
+          "nats is a sum, loss is nats per token, bits_per_byte is per byte. Nothing was written.",
+          place, name, nats, other, value);
+  return nats;
+}
+
+// Losses outside these limits have another unit. A uniform guess among 2^64 tokens is 44 nats.
+void check_unit(double nats, std::optional<double> tokens, const std::string& place) {
+  if (!tokens || nats <= kHighestLoss * *tokens) return;
   fail(
-      "{}: The line has no loss. Give nats, or loss with tokens, or bits_per_byte with bytes. "
-      "Nothing was written.",
-      place);
+      "{}: The loss is {:.4g} nats per token, which is impossible for a language model. "
+      "nats is a sum over the document, and loss is nats per token. Nothing was written.",
+      place, nats / *tokens);
 }
 
 // The set of a line: "web.valid" or "code.test".
@@ -129,8 +153,17 @@ void add_document(ForeignRun& run, const Json& line, const Json& defaults,
     if (value && !(*value > 0)) fail("{}: '{}' must be positive. Nothing was written.", place, key);
   if (!tokens && !bytes)
     fail("{}: The line has neither tokens nor bytes. Nothing was written.", place);
+  check_unit(nats, tokens, place);
   const auto recall_nats = number_of(line, "recall_nats", place);
   const auto recall_tokens = number_of(line, "recall_tokens", place);
+  const auto is_part = [](std::optional<double> part, double whole) {
+    return !part || (*part >= 0 && *part <= whole * (1 + kRounding));
+  };
+  if (!is_part(recall_nats, nats) || (tokens && !is_part(recall_tokens, *tokens)))
+    fail(
+        "{}: recall_nats and recall_tokens must be parts of the nats and tokens of the line. "
+        "Nothing was written.",
+        place);
   const auto source = text_of(line, {"source"});
   const auto document = text_of(line, {"document", "doc_id"});
   if (!source && !document)
@@ -346,6 +379,30 @@ void check_roles(const ForeignRun& run) {
   if (setting.out_of_domain.empty())
     fail("{}: The run has no line with the role \"{}\". Nothing was written.", run.place,
          kOutOfDomain);
+  for (const std::string& domain : setting.out_of_domain)
+    if (std::ranges::find(setting.train, domain) != setting.train.end())
+      fail(
+          "{}: The domain '{}' is {} and {} in this run. A domain is unseen or trained on; "
+          "give one of the two another name. Nothing was written.",
+          run.place, domain, kHeldOut, kOutOfDomain);
+}
+
+// A mean that is written as a sum would make all models equal.
+void check_sums(const ForeignRun& run) {
+  if (!run.has_tokens) return;
+  double nats = 0;
+  double tokens = 0;
+  for (const auto& [set, sources] : run.sets)
+    for (const auto& [name, cluster] : sources) {
+      nats += cluster.nats;
+      tokens += cluster.tokens;
+    }
+  if (nats >= kLowestLoss * tokens) return;
+  fail(
+      "{}: The loss of the run is {:.4f} nats per token. "
+      "nats must be the sum over a document; a mean over its tokens is called loss. "
+      "Nothing was written.",
+      run.place, nats / tokens);
 }
 
 void check_budgets(const std::vector<ForeignRun>& runs, const std::string& reference) {
@@ -374,13 +431,21 @@ std::vector<std::string> models_of(const std::vector<ForeignRun>& runs,
 }
 
 // `unit_of_reference`: unit_bytes is the mean length of a token of the reference.
-std::vector<std::string> notes_of(const std::vector<ForeignRun>& runs, double unit_bytes,
-                                  bool unit_of_reference) {
+std::vector<std::string> notes_of(const std::vector<ForeignRun>& runs, const std::string& reference,
+                                  double unit_bytes, bool unit_of_reference) {
   std::vector<std::string> notes;
   if (unit_bytes > 0)
     notes.push_back(fmt::format("The losses are compared in nats per {:.2f} bytes, {}.", unit_bytes,
                                 unit_of_reference ? "the mean length of a token of the reference"
                                                   : "a usual length of a token"));
+  if (std::ranges::all_of(runs,
+                          [&](const ForeignRun& run) { return run.about.model == reference; }))
+    notes.push_back(
+        fmt::format("The files have no model but {}, so nothing is compared.", reference));
+  if (unit_bytes > 0 && all(runs, &ForeignRun::has_recall))
+    notes.push_back(
+        "Recall targets depend on the tokenizer, "
+        "so the recall of the models and the maturity of the reference are not checked.");
   if (!all(runs, &ForeignRun::has_recall))
     notes.push_back(
         "Not every line has recall_nats and recall_tokens, "
@@ -394,6 +459,12 @@ std::vector<std::string> notes_of(const std::vector<ForeignRun>& runs, double un
     notes.push_back(
         "Not every run says its epochs, "
         "so it is not checked whether repeated text biases the comparison.");
+  const auto repeats = [](const ForeignRun& run) { return run.about.epochs.value_or(0) > 1; };
+  const auto no_training_loss = [](const ForeignRun& run) { return !run.about.training_loss; };
+  if (std::ranges::any_of(runs, repeats) && std::ranges::any_of(runs, no_training_loss))
+    notes.push_back(
+        "Not every run says its training_loss, "
+        "so a model that has read its text more than once is taken to memorise it.");
   return notes;
 }
 
@@ -407,6 +478,7 @@ ForeignLosses read_losses(const std::vector<fs::path>& files, const std::string&
   out.plan.models = models_of(runs, reference);
   for (const ForeignRun& run : runs) {
     check_roles(run);
+    check_sums(run);
     check_documents(runs.front(), run);
   }
   const bool by_byte = per_byte(runs);
@@ -417,7 +489,7 @@ ForeignLosses read_losses(const std::vector<fs::path>& files, const std::string&
                           .sourced = all(runs, &ForeignRun::has_sources),
                           .recall = !by_byte && all(runs, &ForeignRun::has_recall)};
   out.unit = by_byte ? "byte" : "token";
-  out.notes = notes_of(runs, counting.unit_bytes, of_reference->has_tokens);
+  out.notes = notes_of(runs, reference, counting.unit_bytes, of_reference->has_tokens);
   out.plan.name = files.front().stem().string();
   out.plan.reference = reference;
   out.plan.has_ladder = true;

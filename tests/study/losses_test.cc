@@ -111,10 +111,44 @@ TEST_F(Losses, MissingPartsAreSaid) {
                  R"("tokens": 1})"
                  "\n"))
           .notes;
-  ASSERT_EQ(notes.size(), 3u);
-  EXPECT_NE(notes[0].find("maturity of the reference are not checked"), std::string::npos);
-  EXPECT_NE(notes[1].find("documents count as independent"), std::string::npos);
-  EXPECT_NE(notes[2].find("epochs"), std::string::npos);
+  ASSERT_EQ(notes.size(), 4u);
+  EXPECT_NE(notes[0].find("no model but base"), std::string::npos);
+  EXPECT_NE(notes[1].find("maturity of the reference are not checked"), std::string::npos);
+  EXPECT_NE(notes[2].find("documents count as independent"), std::string::npos);
+  EXPECT_NE(notes[3].find("epochs"), std::string::npos);
+  const auto repeated = read(twice(kDocuments, R"(, "epochs": 2)")).notes;
+  EXPECT_NE(repeated.back().find("training_loss"), std::string::npos) << repeated.back();
+}
+
+std::string document_of(const std::string& losses) {
+  return R"({"role": "held_out", "domain": "a", "document": "1", )" + losses + "}\n";
+}
+
+TEST_F(Losses, UnitsThatContradictEachOtherAreRejected) {
+  const std::string run = run_line("base");
+  EXPECT_MESSAGE(read(run + document_of(R"("nats": 30, "loss": 2, "tokens": 10)")),
+                 "losses.jsonl:2: 'nats' means 30 nats for the document, and 'loss' means 20");
+  EXPECT_MESSAGE(
+      read(run + document_of(R"("nats": 30, "bits_per_byte": 1, "tokens": 10, "bytes": 40)")),
+      "'bits_per_byte' means 27.7");
+  // A sum that is called loss, and a mean that is called nats
+  EXPECT_MESSAGE(read(run + document_of(R"("loss": 512, "tokens": 160)")),
+                 "512 nats per token, which is impossible");
+  EXPECT_MESSAGE(read(run + document_of(R"("nats": 3, "tokens": 160)") +
+                      R"({"role": "out_of_domain", "domain": "b", "document": "1", "nats": 3, )"
+                      R"("tokens": 160})"),
+                 "losses.jsonl:1: The loss of the run is 0.0188 nats per token");
+  EXPECT_MESSAGE(
+      read(run + document_of(R"("nats": 30, "tokens": 10, "recall_nats": 3, "recall_tokens": 11)")),
+      "must be parts of the nats and tokens");
+  // Rounded values agree
+  const std::string both = R"("nats": 30.001, "loss": 3.0, "tokens": 10)";
+  EXPECT_MESSAGE(read(run + document_of(both)), "\"out_of_domain\"");
+}
+
+TEST_F(Losses, DomainWithBothRolesIsRejected) {
+  EXPECT_MESSAGE(read(run_line("base") + kDocuments + line("out_of_domain", "web", "c", 30)),
+                 "losses.jsonl:1: The domain 'web' is held_out and out_of_domain in this run");
 }
 
 TEST_F(Losses, BadFilesAreRejectedWithTheirLine) {
