@@ -5,6 +5,7 @@
 
 #include <map>
 
+#include "nn/python_mixer.h"
 #include "nn/recompute.h"
 
 namespace assay::train {
@@ -45,6 +46,14 @@ double change_before(int64_t cut, const at::Tensor& output) {
   return change / std::max(before.abs().max().item<double>(), 1e-30);
 }
 
+// Tells the author of a mixer where to look for the mistake.
+std::string how_to_find(const std::string& name) {
+  if (nn::is_python(name))
+    return fmt::format("`assay check FILE.py:{}` names the file and the line.",
+                       nn::python_class(name));
+  return "The tests MixerForms check every mixer of the program.";
+}
+
 }  // namespace
 
 void check_causality(nn::LanguageModel& model, int64_t sequence_length) {
@@ -62,17 +71,29 @@ void check_causality(nn::LanguageModel& model, int64_t sequence_length) {
   const auto check = [&](nn::Mixer& part, const std::string& name, int64_t layer,
                          nn::State& state) {
     const FilledZeros filled(part, generator);
-    const double change = change_before(cut, part.forward(x, state));
-    if (change > tolerance_of(x.scalar_type()))
+    nn::State fresh = state;
+    const at::Tensor output = part.forward(x, state);
+    if (!output.isfinite().all().item<bool>())
       fail(
-          "layer {}: {} reads later tokens. "
-          "If the positions from {} on of a sequence of {} change, "
-          "its outputs before them change by {:.2g} of the largest. "
-          "The held-out losses of such a model mean nothing, "
-          "because it sees the tokens that it predicts. Nothing was trained. "
-          "Let an output depend on its own and earlier positions only; "
-          "the tests MixerForms show for each mixer whether it does.",
-          layer, name, cut, time, change);
+          "layer {}: {} returns NaN or infinite values for random inputs of variance 1, "
+          "with the parameters that it starts with. Nothing was trained. {}",
+          layer, name, how_to_find(name));
+    const double change = change_before(cut, output);
+    if (change <= tolerance_of(x.scalar_type())) return;
+    if (change_before(cut, at::stack({output[0], part.forward(x, fresh)[0]})) >= change / 10)
+      fail(
+          "layer {}: {} returns other values when it reads the same sequence again. "
+          "Does it draw random numbers (dropout), or keep something from call to call? "
+          "Nothing was trained. {}",
+          layer, name, how_to_find(name));
+    fail(
+        "layer {}: {} reads later tokens. "
+        "If the positions from {} on of a sequence of {} change, "
+        "its outputs before them change by {:.2g} of the largest. "
+        "The held-out losses of such a model mean nothing, "
+        "because it sees the tokens that it predicts. Nothing was trained. "
+        "Let an output depend on its own and earlier positions only. {}",
+        layer, name, cut, time, change, how_to_find(name));
   };
   std::map<std::string, int64_t> checked;  // layers of one mixer
   nn::Handed handed;

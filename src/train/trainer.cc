@@ -490,6 +490,8 @@ run::Estimate describe_run(const RunConfig& config, const TrainOptions& options)
     Progress progress;
     progress.show("building the model");
     Run run(config, options);
+    // A study asks about all models before it trains the first one
+    check_causality(*run.model, run.c.sequence_length);
     progress.show("timing a part of a step");
     const double seconds = time_step(run);
     run::Estimate out{run.describe()};

@@ -21,7 +21,7 @@ struct Leaking : nn::Mixer {
     std::string leak = "next";
     double scale = 1;
     void fields(auto&& field) {
-      field("leak", leak, "next, behind_zero, chunk or none");
+      field("leak", leak, "next, behind_zero, chunk, random, nan or none");
       field("scale", scale, "of the output");
     }
   };
@@ -30,6 +30,8 @@ struct Leaking : nn::Mixer {
   }
   at::Tensor forward(const at::Tensor& x, nn::State&) override {
     if (config.leak == "none") return x * config.scale;
+    if (config.leak == "random") return x + at::rand_like(x);
+    if (config.leak == "nan") return (x - x) / (x - x);
     if (config.leak == "chunk") {
       const int64_t whole = x.size(1) / 8 * 8;
       const at::Tensor mean =
@@ -71,6 +73,16 @@ TEST(Causality, MixerThatReadsLaterTokensIsNamedWithItsLayer) {
           << leak << ", " << length << ": " << message;
     }
   EXPECT_EQ(message_on(pattern + "leak = 'none'\n", 64), kNoError);
+}
+
+TEST(Causality, RandomAndNonFiniteOutputsAreToldFromALeak) {
+  const std::string pattern =
+      "d_model = 16\npattern = ['leaking_for_tests']\n[model.leaking_for_tests]\nleak = ";
+  const std::string random = message_on(pattern + "'random'\n", 64);
+  EXPECT_TRUE(holds(random, "layer 0: leaking_for_tests returns other values")) << random;
+  EXPECT_FALSE(holds(random, "later tokens")) << random;
+  const std::string nan = message_on(pattern + "'nan'\n", 64);
+  EXPECT_TRUE(holds(nan, "layer 0: leaking_for_tests returns NaN or infinite values")) << nan;
 }
 
 TEST(Causality, LeakWithSmallOutputIsFound) {
@@ -135,6 +147,17 @@ TEST(Causality, RunOfALeakingModelIsRefusedAndLeavesNothing) {
     EXPECT_TRUE(holds(error.what(), "layer 0: leaking_for_tests")) << error.what();
   }
   EXPECT_FALSE(fs::exists(folder / "run"));
+}
+
+// A study asks with --dry-run about each model before it trains the first one.
+TEST(Causality, DryRunOfALeakingModelIsRefused) {
+  const Folder folder;
+  synthesize(folder / "store");
+  const std::string message = message_of([&] {
+    describe_run(config(folder / "store", "leaking_for_tests"),
+                 {.store = folder / "store", .run = folder / "run", .device = "cpu"});
+  });
+  EXPECT_TRUE(holds(message, "layer 0: leaking_for_tests reads later tokens")) << message;
 }
 
 TEST(Causality, CheckUsesNoRandomState) {
