@@ -362,6 +362,17 @@ class Preparation {
                         "--valid-fraction {:.2g} chooses about {}",
                         domain, splits.at("train"), enough(splits.at("train")),
                         std::llround(enough(splits.at("train")) * double(splits.at("train")))));
+    for (const auto& [domain, chosen] : held_out_) {
+      const auto& splits = documents_.at(domain);
+      if (!splits.contains("train") || !splits.contains("valid")) continue;
+      if (splits.at("valid") >= kFewHeldOut) continue;
+      const int64_t all = splits.at("train") + chosen;
+      if (all < 2 * kFewHeldOut) continue;  // no share gives more and leaves text for training
+      out.push_back(fmt::format(
+          "domain {} has {} documents in split valid, from which a study reads its held-out loss; "
+          "--valid-fraction {:.2g} chooses about {}",
+          domain, splits.at("valid"), enough(all), std::llround(enough(all) * double(all))));
+    }
     for (const auto& [domain, count] : held_out_)
       if (!documents_.at(domain).contains("train"))
         out.push_back(fmt::format(
@@ -371,7 +382,8 @@ class Preparation {
     return out;
   }
   // The share that gives about ten documents, at most a half.
-  static double enough(int64_t documents) { return std::min(0.5, 10 / double(documents)); }
+  static double enough(int64_t documents) { return std::min(0.5, kFewHeldOut / double(documents)); }
+  static constexpr int64_t kFewHeldOut = 10;
 
   nlohmann::json finish() {
     nlohmann::json sources = nlohmann::json::array();

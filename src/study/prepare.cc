@@ -184,6 +184,12 @@ class Question {
   pid_t child_ = 0;
 };
 
+// Tokens of the largest budget.
+double longest_run(const Candidate& c) {
+  const int64_t longest = c.model->budgets.back().tokens;
+  return double(longest > 0 ? longest : c.answer.tokens);
+}
+
 // Refuses two runs that are the same. Before tuning, the rates of tuned models are not known: such
 // a model is then compared with other tuned models only, which get the same rate.
 void check_distinct(const std::vector<PlannedRun>& runs, const Plan& plan, bool rates_are_known) {
@@ -380,19 +386,29 @@ std::vector<Candidate> ask_trainer(const Plan& plan, const StudyOptions& options
   return candidates;
 }
 
-std::vector<std::string> repetition(const std::vector<Candidate>& candidates) {
+std::vector<std::string> cautions(const Plan& plan, const std::vector<Candidate>& candidates) {
+  std::vector<std::string> warnings;
+  for (const Candidate& c : candidates) {
+    const double tokens = longest_run(c);
+    if (c.model->name != plan.reference || tokens >= kFewestTokens) continue;
+    if (data::TokenStore(c.data.string()).manifest().contains("synthetic")) continue;
+    warnings.push_back(fmt::format(
+        "{}the longest run of the reference reads {:.3g}M tokens. "
+        "On real text a Transformer recalls after {:.0f}M tokens or more, "
+        "and before that the verdicts are \"not settled\". "
+        "Prepare more text and train longer, or take the study as a trial.",
+        c.setting->name.empty() ? "" : c.setting->name + ": ", tokens / 1e6, kFewestTokens / 1e6));
+  }
   std::map<std::string, std::pair<double, std::string>> most;  // epochs and run, by setting
   for (const Candidate& c : candidates) {
     if (!c.answer.train_tokens) continue;
-    const int64_t longest = c.model->budgets.back().tokens;
-    const double tokens = double(longest > 0 ? longest : c.answer.tokens);
+    const double tokens = longest_run(c);
     const double epochs = tokens / double(*c.answer.train_tokens);
     auto& [largest, model] = most[c.setting->name];
     if (epochs <= largest) continue;
     largest = epochs;
     model = fmt::format("{} with {:.3g}M tokens", c.model->name, tokens / 1e6);
   }
-  std::vector<std::string> warnings;
   for (const auto& [setting, longest] : most)
     if (longest.first > kMostEpochs)
       warnings.push_back(fmt::format(

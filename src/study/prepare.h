@@ -52,8 +52,12 @@ std::vector<Candidate> ask_trainer(const Plan& plan, const StudyOptions& options
 
 // More epochs of the training text bias the comparison at equal held-out loss (docs/statistics.md).
 inline constexpr double kMostEpochs = 1.5;
-// A sentence for each setting in which the longest run reads its text more often than that.
-std::vector<std::string> repetition(const std::vector<Candidate>& candidates);
+// On real text, references began to recall after 41M to 82M tokens (docs/statistics.md, maturity).
+inline constexpr double kFewestTokens = 40e6;
+// Sentences about settings whose verdicts will be biased or missing: the longest run reads its text
+// more than kMostEpochs times, or the longest run of the reference reads fewer than kFewestTokens
+// of real text.
+std::vector<std::string> cautions(const Plan& plan, const std::vector<Candidate>& candidates);
 
 // The learning rate of each model, by setting and model; absent where the grid gave none.
 using Rates = std::map<std::pair<std::string, std::string>, double>;

@@ -408,7 +408,8 @@ Outcome run_plan_with(Launcher& launcher, const StudyOptions& options) {
   const Reusable reusable(options.reuse);
   StudyFolder folder(plan, options.study, launcher.keeps_failures());
   const auto candidates = ask_trainer(plan, options);
-  for (const std::string& warning : repetition(candidates)) Progress().log("warning: " + warning);
+  for (const std::string& warning : cautions(plan, candidates))
+    Progress().log("warning: " + warning);
   ask_tasks(plan, candidates, options);
   check_runs(plan, candidates, options.study);
   const bool shared = options.slurm.has_value();
@@ -463,7 +464,8 @@ std::vector<ExpectedRun> dry_run(const StudyOptions& options) {
   const Results results(options);
   StudyFolder folder(plan, options.study);
   const auto candidates = ask_trainer(plan, options);
-  for (const std::string& warning : repetition(candidates)) Progress().log("warning: " + warning);
+  for (const std::string& warning : cautions(plan, candidates))
+    Progress().log("warning: " + warning);
   ask_tasks(plan, candidates, options);
   check_runs(plan, candidates, options.study);
   const auto tuning = tuning_runs(plan, candidates, options.study);

@@ -314,6 +314,22 @@ TEST(Prepare, TrainingDomainWithoutAValidSplitIsWarnedOf) {
   EXPECT_TRUE(warnings_of(prepare(options)).empty());
 }
 
+TEST(Prepare, FewHeldOutDocumentsAreWarnedOf) {
+  const Folder folder;
+  std::string text;
+  for (int i = 0; i < 100; ++i) text += document("text " + std::to_string(i), "RedPajamaC4");
+  auto options = options_for(folder, {folder.write("a.jsonl", text)});
+  options.overwrite = true;
+  options.valid_fraction = 0.03;
+  const auto warnings = warnings_of(prepare(options));
+  ASSERT_EQ(warnings.size(), 1u);
+  EXPECT_NE(warnings[0].find("documents in split valid"), std::string::npos) << warnings[0];
+  EXPECT_NE(warnings[0].find("--valid-fraction 0.1 chooses about 10"), std::string::npos)
+      << warnings[0];
+  options.valid_fraction = 0.3;
+  EXPECT_TRUE(warnings_of(prepare(options)).empty());
+}
+
 // Two documents that give these names of domains in the field "d".
 json prepare_named(const Folder& folder, const std::string& first, const std::string& second) {
   const std::string text = fmt::format(

@@ -28,6 +28,23 @@ TEST_F(Runner, RunsEveryModelAndSeedOnce) {
   EXPECT_EQ(count(starts(), '\n'), 4) << "a finished run was repeated";
 }
 
+// A synthetic domain can be learned from few tokens, and real text cannot.
+TEST_F(Runner, ShortLadderOnRealTextIsWarnedOf) {
+  const StudyOptions study = options();
+  const Plan plan = read_plan(study.plan, study.set);
+  auto candidates = ask_trainer(plan, study);
+  EXPECT_TRUE(cautions(plan, candidates).empty());
+  const fs::path manifest = candidates[0].data / "manifest.json";
+  auto json = nlohmann::json::parse(read_file(manifest));
+  json.erase("synthetic");
+  write_file(manifest, json.dump());
+  const auto warnings = cautions(plan, candidates);
+  ASSERT_EQ(warnings.size(), 1u);
+  EXPECT_NE(warnings[0].find("the longest run of the reference reads 0.004M tokens"),
+            std::string::npos)
+      << warnings[0];
+}
+
 TEST_F(Runner, RunsOnlyWhatAnEditedPlanAdds) {
   run_plan(options());
   std::string plan = kPlan;
