@@ -30,12 +30,19 @@ size_t edit_distance(std::string_view a, std::string_view b) {
 std::string did_you_mean(std::string_view name, std::span<const std::string> candidates) {
   constexpr size_t kLongestName = 64;  // longer ones are no misspelled names
   if (name.size() > kLongestName) return "";
-  const auto nearest = std::min_element(
-      candidates.begin(), candidates.end(),
-      [&](auto& a, auto& b) { return edit_distance(name, a) < edit_distance(name, b); });
+  // A name that continues the given one is nearer than another at the same distance
+  const auto distance = [&](const std::string& candidate) {
+    return std::pair(edit_distance(name, candidate), !candidate.starts_with(name));
+  };
+  const auto nearest = std::ranges::min_element(candidates, {}, distance);
+  if (nearest == candidates.end()) return "";
   const size_t most = name.size() < 5 ? 1 : std::max<size_t>(2, name.size() / 3);
-  if (nearest == candidates.end() || edit_distance(name, *nearest) > most) return "";
-  return fmt::format("; did you mean '{}'?", *nearest);
+  if (edit_distance(name, *nearest) <= most) return fmt::format("; did you mean '{}'?", *nearest);
+  constexpr size_t kShortestBeginning = 3;
+  const auto longer = std::ranges::find_if(
+      candidates, [&](const std::string& candidate) { return candidate.starts_with(name); });
+  if (name.size() < kShortestBeginning || longer == candidates.end()) return "";
+  return fmt::format("; did you mean '{}'?", *longer);
 }
 
 std::string counted(int64_t count, std::string_view noun) {

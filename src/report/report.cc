@@ -1,6 +1,10 @@
 #include "report/report.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 
 #include "base/error.h"
 #include "report/answer.h"
@@ -83,6 +87,9 @@ Written write_report(const fs::path& study_folder, const fs::path& output) {
         "{}: None of its {} runs is finished, so there is nothing to report yet. "
         "`assay run` finishes them.",
         study_folder.string(), study.runs.size());
+  if (output.empty() && ::access(folder.c_str(), W_OK) != 0)
+    fail("{}: the folder cannot be written ({}). Give a folder with -o OUT. Nothing was written.",
+         folder.string(), std::strerror(errno));
   make_folder(folder / "figures");
   make_folder(folder / "tables");
   for (const SettingContents& s : settings) write_files(folder, s.items);

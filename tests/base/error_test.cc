@@ -20,6 +20,13 @@ TEST(DidYouMean, NamesTheNearestAndNothingFarAway) {
   EXPECT_EQ(did_you_mean("dmeo", plans), "; did you mean 'demo'?") << "two changed places";
 }
 
+TEST(DidYouMean, BeginningOfANameNamesIt) {
+  const std::vector<std::string> names = {"jamba", "mamba1", "arc_challenge", "arc_easy"};
+  EXPECT_EQ(did_you_mean("mamba", names), "; did you mean 'mamba1'?") << "jamba is as near";
+  EXPECT_EQ(did_you_mean("arc", names), "; did you mean 'arc_challenge'?");
+  EXPECT_EQ(did_you_mean("a", names), "");
+}
+
 TEST(Registry, RefusesUnknownAndRepeatedNames) {
   Registry<int> registry("mixer");
   registry.add("attention", 1);
