@@ -48,15 +48,19 @@ def _command(*words, show=False):
         start_new_session=True,  # so that an interrupt reaches it once, from here
     )
     lines = []
-    try:
+
+    def follow():
         for line in process.stderr or ():
             lines.append(line)
             if show:
                 print(line, end="", file=sys.stderr, flush=True)
         process.wait()
+
+    try:
+        follow()
     except BaseException:
         process.send_signal(signal.SIGINT)  # the runs are saved
-        process.wait()
+        follow()  # what it says about that
         raise
     document_file.seek(0)
     try:

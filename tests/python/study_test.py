@@ -1,0 +1,54 @@
+"""assay.Study with a program that is a stand-in: interrupts and errors.
+
+Usage: study_test.py PACKAGE_FOLDER
+"""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import unittest
+
+PACKAGE = os.path.abspath(sys.argv[1])
+PROGRAM = """
+import signal, sys, time
+def saved(*_):
+    print("the runs are saved\\n" * 9999, file=sys.stderr)  # more than a pipe holds
+    open("saved", "w").close()
+    sys.exit(130)
+signal.signal(signal.SIGINT, saved)
+print("started", file=sys.stderr, flush=True)
+time.sleep(60)
+"""
+CALLER = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import assay
+assay.Study("plan.toml").run()
+"""
+
+
+class Study(unittest.TestCase):
+    def test_interrupt_reaches_the_program_and_its_last_words_are_shown(self):
+        with tempfile.TemporaryDirectory() as folder:
+            program = pathlib.Path(folder, "fake/assay/__main__.py")
+            program.parent.mkdir(parents=True)
+            program.write_text(PROGRAM)
+            caller = subprocess.Popen(
+                [sys.executable, "-c", CALLER, PACKAGE],
+                cwd=folder, stderr=subprocess.PIPE, text=True,
+                env={**os.environ, "PYTHONPATH": str(program.parents[1])},
+            )
+            self.assertEqual(caller.stderr.readline(), "started\n")
+            caller.send_signal(signal.SIGINT)
+            _, said = caller.communicate(timeout=60)
+            self.assertTrue(pathlib.Path(folder, "saved").exists())
+        self.assertEqual(caller.returncode, -signal.SIGINT, said[-500:])
+        self.assertIn("the runs are saved", said)
+        self.assertIn("KeyboardInterrupt", said)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1])
