@@ -144,6 +144,22 @@ class Mixers(unittest.TestCase):
         self.assertFalse(torch.equal(weights[0], weights[2]))
         self.assertGreater(weights[0].std(), 0.01)  # an output, whose start the model decides
 
+    def test_compiled_function_gives_the_same_results(self):
+        mixer, x = nn.Mixer("gated_delta_net", D_MODEL, seed=1), random(2, TIME, D_MODEL).float()
+
+        def function(x):
+            return mixer(x.tanh())[0].square().mean()
+
+        def results(function):
+            y = function(x)
+            return [y, *torch.autograd.grad(y, list(mixer.parameters()))]
+
+        with self.assertRaisesRegex(Exception, "Mixer"):
+            torch.compile(function, backend="aot_eager", fullgraph=True)(x)
+        compiled = torch.compile(function, backend="aot_eager")
+        for found, expected in zip(results(compiled), results(function)):
+            torch.testing.assert_close(found, expected)
+
 
 class Run(unittest.TestCase):
     """A model of every mixer, computed from its modules, gives what the program gives."""
