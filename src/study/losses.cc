@@ -109,7 +109,7 @@ double nats_of(const Json& line, std::optional<double> tokens, std::optional<dou
         place);
   const auto& [name, nats] = given.front();
   for (const auto& [other, value] : given)
-    if (std::abs(value - nats) > kRounding * nats)
+    if (std::abs(value - nats) > kRounding * std::abs(nats))
       fail(
           "{}: '{}' means {:.6g} nats for the document, and '{}' means {:.6g}. "
           "nats is a sum, loss is nats per token, bits_per_byte is per byte. Nothing was written.",
