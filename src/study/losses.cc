@@ -424,7 +424,7 @@ std::vector<std::string> models_of(const std::vector<ForeignRun>& runs,
       models.push_back(run.about.model);
   const auto found = std::ranges::find(models, reference);
   if (found == models.end())
-    fail("--reference {}: No run has this model{}. The models are: {}. Nothing was written.",
+    fail("--reference {}: no run has this model{}\n  There are: {}. Nothing was written.",
          reference, did_you_mean(reference, models), join(models));
   std::rotate(models.begin(), found, found + 1);
   return models;
