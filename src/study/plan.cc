@@ -124,16 +124,6 @@ void check_budgets(const std::vector<int64_t>& tokens, const ConfigNode& table) 
     refuse(where, "the budgets in tokens must be distinct and in ascending order");
 }
 
-void check_seeds(const std::vector<int64_t>& seeds, const std::string& where) {
-  if (seeds.empty()) refuse(where, "seeds is empty");
-  std::set<int64_t> known;
-  for (const int64_t seed : seeds)
-    if (!known.insert(seed).second)
-      refuse(where, fmt::format("seeds names {} twice, which is the same run; "
-                                "give every run another seed",
-                                seed));
-}
-
 // `counts` says how many of `seeds` each budget gets, from the first; all of them when it is empty.
 std::vector<Budget> budgets_of(const std::vector<int64_t>& tokens,
                                const std::vector<int64_t>& seeds,
@@ -167,7 +157,6 @@ Ladder read_ladder(const ConfigNode& root) {
     refuse(table.where("seeds"),
            "a ladder needs at least two seeds, which show how much the reference itself varies. "
            "Four or more are usual");
-  check_seeds(ladder.seeds, table.where("seeds"));
   for (const int64_t count : ladder.seeds_per_budget)
     if (count < 2)
       refuse(table.where("seeds_per_budget"), "every budget of a ladder needs at least two seeds");
@@ -193,7 +182,7 @@ Tuning read_tuning(const ConfigNode& root) {
   if (tuning.tokens < 1)
     refuse(table.where(table.has("tokens") ? "tokens" : "learning_rate"),
            "tune.tokens must be given: the budget of the tuning runs");
-  check_seeds(tuning.seeds, table.where("seeds"));
+  if (tuning.seeds.empty()) refuse(table.where("seeds"), "tune.seeds is empty");
   return tuning;
 }
 
@@ -263,7 +252,7 @@ Model read_model(const std::string& name, const ConfigNode& root, const Head& he
   const ConfigNode preset =
       ConfigNode::read_file(preset_file(mine.base, where, file, tables.keys())).child("model");
   const ConfigNode size = root.child("size");
-  if (own.has("seeds")) check_seeds(mine.seeds, own.where("seeds"));
+  if (mine.seeds.empty()) refuse(own.where("seeds"), "seeds is empty");
   check_budgets(mine.tokens, own.has("tokens") ? own : on_ladder ? root.child("ladder") : root);
   const ConfigNode counts = own.has("seeds_per_budget") ? own
                             : on_ladder                 ? root.child("ladder")
@@ -377,7 +366,7 @@ void check_head(const Head& head, const ConfigNode& root, const fs::path& file) 
   if (head.models.empty())
     fail("{}: models is empty; name at least the reference. Nothing was run.",
          root.where("models"));
-  check_seeds(head.seeds, root.where("seeds"));
+  if (head.seeds.empty()) fail("{}: seeds is empty. Nothing was run.", root.where("seeds"));
   if (head.reference.empty())
     fail(
         "{}: the key 'reference' is missing; give one of the models, "
