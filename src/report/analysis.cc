@@ -47,14 +47,16 @@ Evaluation read_evaluation(const run::EvaluationLine& line, const Setting& setti
 }
 
 // Fits the training loss of each evaluation within one evaluation interval on either side; at the
-// end only the interval before is left.
+// end only the interval before is left. At step 0 there is none.
 void fit_training_losses(std::vector<Evaluation>& evaluations,
                          const std::vector<TrainingLine>& lines) {
-  for (size_t k = 1; k < evaluations.size(); ++k) {
+  int64_t before = 0;
+  for (size_t k = 0; k < evaluations.size(); ++k) {
     const int64_t step = evaluations[k].step;
     const bool last = k + 1 == evaluations.size();
     const int64_t after = last ? step : evaluations[k + 1].step;
-    evaluations[k].training_loss = training_loss_at(lines, step, evaluations[k - 1].step, after);
+    if (step > 0) evaluations[k].training_loss = training_loss_at(lines, step, before, after);
+    before = step;
   }
 }
 
