@@ -4,8 +4,9 @@ A module is a class CLASS(d_model, **fields), an nn.Module, with
     forward(x) -> y                     x and y [B, T, d_model]
     forward(x, state) -> (y, state)     state: None at the start of a sequence, then what it returned,
                                         a dict of tensors, a tensor or a tuple of them, batch first
-The constructor may also take `layer` and `num_layers`. The names and results of flash-linear-attention
-are understood, too: `hidden_size` and `layer_idx`, and a forward(x) that returns (y, ...).
+The constructor may also take `layer` and `num_layers`. The names and results of
+flash-linear-attention are understood, too: `hidden_size` and `layer_idx`, and a forward(x) that
+returns (y, ...).
 """
 
 import contextlib
