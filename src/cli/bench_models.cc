@@ -2,7 +2,6 @@
 #include "cli/bench_models.h"
 
 #include <cmath>
-#include <ctime>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -198,13 +197,6 @@ std::map<std::string, double> earlier_speeds(const std::string& file, const Json
   return speeds;
 }
 
-std::string today() {
-  const std::time_t now = std::time(nullptr);
-  char text[sizeof "2026-01-01"];
-  std::strftime(text, sizeof text, "%Y-%m-%d", std::gmtime(&now));
-  return text;
-}
-
 struct Changes {
   std::string text;  // a line for each model that both have
   std::string slower;
@@ -266,7 +258,7 @@ void run(Options o) {
     if (o.profile > 0 && row.contains("profile")) profiles += profile_of(row, o.profile);
   document["assay"] = version() + " " + commit();
   document["torch"] = train::torch_version();
-  document["date"] = today();
+  document["date"] = now_utc();
   document["reference"] = reference;
   document["rows"] = rows;
   const Changes changes = changes_of(rows, earlier);

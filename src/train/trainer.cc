@@ -32,13 +32,6 @@ double since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-std::string now_utc() {
-  const std::time_t now = std::time(nullptr);
-  char text[32];
-  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", std::gmtime(&now));
-  return text;
-}
-
 // The fingerprint of the parts of the store that a run reads. Other parts of the store do not
 // change the run.
 std::string data_of(const data::TokenStore& store, const TrainConfig& c) {
