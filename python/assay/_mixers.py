@@ -21,6 +21,7 @@ import os
 import pathlib
 import sys
 import traceback
+import unittest.mock
 
 import torch
 
@@ -257,8 +258,9 @@ class Hosted:
             return float(own(time))
         from torch._subclasses.fake_tensor import FakeTensorMode
 
-        try:  # without computing; modules that look at values cannot
-            return _count_flops(self, time, FakeTensorMode(allow_non_fake_inputs=True))
+        try:  # without computing; modules that look at values and kernels of Triton cannot
+            with _no_triton():
+                return _count_flops(self, time, FakeTensorMode(allow_non_fake_inputs=True))
         except Exception:
             try:
                 return _count_flops(self, min(time, 1024), contextlib.nullcontext())
@@ -299,6 +301,20 @@ def _register_flops():
 
         if operator not in flop_registry:
             register_flop_formula(operator)(count)
+
+
+@contextlib.contextmanager
+def _no_triton():
+    """No kernel of Triton starts: the pointers of fake tensors are 0, and a GPU would read there."""
+
+    def refuse(*_, **__):
+        raise RuntimeError("a kernel of Triton needs real tensors")
+
+    jit = sys.modules.get("triton.runtime.jit")
+    with unittest.mock.patch.object(jit.JITFunction, "run", refuse) if jit else (
+        contextlib.nullcontext()
+    ):
+        yield
 
 
 def _count_flops(hosted, time, mode):

@@ -9,11 +9,12 @@ import json
 import pathlib
 import tempfile
 import unittest
+import unittest.mock
 
 import hosted  # before torch, which it sets up
 import torch
 
-from assay import nn
+from assay import _mixers, nn
 from assay._mixers import tomllib
 
 KINDS = nn._Core.kinds()
@@ -187,6 +188,40 @@ class Run(unittest.TestCase):
             head = weights.get("head.weight", weights["embedding"])
             scores = (norm(x, "norm") @ head.T).log_softmax(-1)[0, :-1]
         return scores.gather(1, torch.tensor(tokens[1:])[:, None])[:, 0].tolist()
+
+
+WITH_TRITON = """
+import torch
+import triton
+
+@triton.jit
+def kernel(x, y):
+    pass
+
+class UsesTriton(torch.nn.Module):
+    def __init__(self, d_model):
+        super().__init__()
+        self.proj = torch.nn.Linear(d_model, d_model)
+
+    def forward(self, x):
+        y = torch.zeros_like(x)
+        kernel[(1,)](self.proj(x), y)
+        return y
+"""
+
+
+class TritonFlops(unittest.TestCase):
+    def test_kernels_of_triton_get_no_fake_tensors(self):
+        from triton.runtime.jit import JITFunction
+
+        started = []
+        handle = _mixers._create(WITH_TRITON, "with_triton.py", "UsesTriton", "", 8, 0, 1)
+        record = lambda *args, **_: started.append(args)  # noqa: E731
+        with unittest.mock.patch.object(JITFunction, "run", record):
+            flops = _mixers._flops(handle, 16)
+        _mixers._release(handle)
+        self.assertEqual(flops, 2 * 8 * 8)
+        self.assertEqual([[type(x) for x in args[1:]] for args in started], [[torch.Tensor] * 2])
 
 
 class TorchCompile(unittest.TestCase):
