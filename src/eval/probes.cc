@@ -42,13 +42,13 @@ at::Tensor rearranged(const at::Tensor& sequence, const at::Tensor& from) {
 
 // I of row i for the query queries[i], of contents that come from `from` [n, T]; 0 for j ≥ t.
 // → [n, T].
-at::Tensor influence(nn::Mixer& mixer, const at::Tensor& x, const Handed& handed,
+at::Tensor influence(nn::Mixer& mixer, const at::Tensor& x, const nn::Handed& handed,
                      const at::Tensor& from, const at::Tensor& queries,
                      const ProbeOptions& options) {
   const at::AutoGradMode with_gradients(true);
   const at::Tensor input = rearranged(x, from).requires_grad_();
   nn::State state;
-  for (const auto& [name, tensor] : handed) state.handed[name] = rearranged(tensor, from);
+  for (const auto& [name, tensor] : handed) state.context.handed[name] = rearranged(tensor, from);
   const at::Tensor y = mixer.forward(input, state);
   at::Generator generator =
       at::make_generator<at::CPUGeneratorImpl>(Random(options.seed, "probe").next());
@@ -81,7 +81,7 @@ struct Sums {
   int64_t queries = 0;
 };
 
-void add(Sums& sums, nn::Mixer& mixer, const at::Tensor& x, const Handed& handed,
+void add(Sums& sums, nn::Mixer& mixer, const at::Tensor& x, const nn::Handed& handed,
          const ProbeOptions& options) {
   const int64_t time = x.size(1);
   const at::Tensor t = queries_of(time, options, x.options());
@@ -158,23 +158,23 @@ std::vector<at::Tensor> mixer_inputs(nn::LanguageModel& model, const at::Tensor&
 }
 
 // Runs the mixer to update `handed`, the tensors that it passes to later layers.
-void hand_on(nn::Mixer& mixer, const at::Tensor& x, Handed& handed) {
+void hand_on(nn::Mixer& mixer, const at::Tensor& x, nn::Handed& handed) {
   const at::NoGradGuard no_grad;
   nn::State state;
-  state.handed.swap(handed);
+  state.context.handed.swap(handed);
   mixer.forward(x, state);
-  handed.swap(state.handed);
+  handed.swap(state.context.handed);
 }
 
 }  // namespace
 
 Influence probe(nn::Mixer& mixer, const at::Tensor& x, const ProbeOptions& options,
-                const Handed& handed) {
+                const nn::Handed& handed) {
   if (x.size(1) < kProbeLeast)
     fail("a probe needs at least {} positions, got {}", kProbeLeast, x.size(1));
   Sums sums;
   for (int64_t b = 0; b < x.size(0); ++b) {
-    Handed own;
+    nn::Handed own;
     for (const auto& [name, tensor] : handed) own[name] = tensor.narrow(0, b, 1);
     add(sums, mixer, x.narrow(0, b, 1), own, options);
   }
@@ -210,7 +210,7 @@ run::Probes probe(nn::LanguageModel& model, const at::Tensor& tokens, const Prob
   const auto inputs = mixer_inputs(model, tokens.to(model.embedding.device()));
   const auto& pattern = model.spec.config.pattern;
   std::vector<run::LayerProbe> layers;
-  Handed handed;
+  nn::Handed handed;
   for (size_t i = 0; i < inputs.size(); ++i) {
     nn::Mixer& mixer = *model.layers[i]->mixer;
     const Influence found = probe(mixer, inputs[i], options, handed);

@@ -42,8 +42,6 @@ struct ProbeOptions {
   uint64_t seed = 0;  // of the cotangents
 };
 
-using Handed = decltype(nn::State::handed);
-
 struct Influence {
   // real_relation: NaN when all influence is uniform or absent
   double visibility;
@@ -54,7 +52,7 @@ struct Influence {
 // belongs to the contents of its position. Costs two forward and 2 · cotangents backward passes
 // over a batch of B · queries sequences.
 Influence probe(nn::Mixer& mixer, const at::Tensor& x, const ProbeOptions& options = {},
-                const Handed& handed = {});
+                const nn::Handed& handed = {});
 
 // Mean of −Σ_j p ln p / ln(t + 1) over the same queries, by head, of softmax weights [B, H, T, T].
 // (The own position is one of t + 1.)

@@ -2,10 +2,13 @@
 
 #include <torch/torch.h>
 
+#include "ops/attention/decode_attention/decode_attention.h"
 #include "ops/core/parallel.h"
 
 namespace assay::nn {
 namespace {
+
+constexpr int64_t kAll = INT64_MAX;  // steps that a cache keeps
 
 // `length` steps of the memory of x, from its step `begin`; no view in the eyes of autograd, so
 // that x is its only owner.
@@ -39,6 +42,7 @@ at::Tensor moved(const at::Tensor& held, const at::Tensor& x, int64_t more) {
 at::Tensor last_steps(const at::Tensor& x, int64_t count) {
   const int64_t kept = std::min(x.size(1), count);
   const int64_t dropped = x.size(1) - kept;
+  if (dropped == 0) return x;
   if (dropped > kept) return x.slice(1, dropped).clone();
   return at::GradMode::is_enabled() ? x.slice(1, dropped) : steps(x, dropped, kept);
 }
@@ -50,35 +54,81 @@ at::Tensor ring_places(const at::Tensor& x, int64_t end, int64_t count, int64_t 
 
 }  // namespace
 
-at::Tensor append(State& state, const std::string& name, const at::Tensor& x) {
-  if (state.last) {
-    const auto past = state.find(name);
-    return past ? at::cat({*past, x}, 1) : x;
+Cache::Cache(std::string name, CacheOptions options)
+    : name_(std::move(name)), options_(std::move(options)) {}
+
+int64_t Cache::length(const State& state) const {
+  const auto held = state.find(name_);
+  return held ? held->size(1) : 0;
+}
+
+at::Tensor Cache::append(State& state, const at::Tensor& x) const {
+  return append(state, x, window() > 0 ? window() - 1 : kAll);
+}
+
+at::Tensor Cache::append(State& state, const at::Tensor& x, int64_t count) const {
+  const bool last = state.context.last;
+  if (count == kAll && !last) state.set_grows(name_);
+  if (last || at::GradMode::is_enabled()) {
+    const auto past = state.find(name_);
+    const at::Tensor all = past ? at::cat({*past, x}, 1) : x;
+    if (!last) state[name_] = last_steps(all, count);
+    return all;
   }
-  if (at::GradMode::is_enabled()) {
-    state.appended.insert(name);
-    at::Tensor& held = state[name];
-    return held = held.defined() ? at::cat({held, x}, 1) : x;
-  }
-  const int64_t length = length_of(state, name);
-  const at::Tensor all = grow(state, name, x, x.size(1));
-  all.slice(1, length).copy_(x);
+  const int64_t past = length(state);
+  const at::Tensor all = extended(state, x, count);
+  all.slice(1, past).copy_(x);
+  state[name_] = last_steps(all, count);
   return all;
 }
 
-at::Tensor grow(State& state, const std::string& name, const at::Tensor& x, int64_t count) {
-  state.appended.insert(name);
-  at::Tensor& held = state[name];
-  const int64_t length = held.defined() ? held.size(1) : 0;
-  const int64_t total = length + count;
-  if (!held.defined() || room(held) < count)
-    held = moved(held, x, held.defined() ? count + total : count);
-  return held = steps(held, 0, total);
+at::Tensor Cache::grow(State& state, const at::Tensor& x) const {
+  if (window() > 0) return append(state, x);
+  state.set_grows(name_);
+  return state[name_] = extended(state, x, kAll);
 }
 
-at::Tensor reserve(State& state, const std::string& name, int64_t capacity) {
-  at::Tensor& held = state[name];
-  return held = steps(moved(held, held, capacity - held.size(1)), 0, capacity);
+// The steps that the state holds, and memory for x behind them. The state has its steps there, too.
+at::Tensor Cache::extended(State& state, const at::Tensor& x, int64_t kept) const {
+  at::Tensor& held = state[name_];
+  const int64_t past = held.defined() ? held.size(1) : 0;
+  const int64_t later = kept < kAll ? kept : held.defined() ? past + x.size(1) : 0;
+  if (!held.defined() || room(held) < x.size(1)) held = moved(held, x, x.size(1) + later);
+  return steps(held, 0, past + x.size(1));
+}
+
+at::Tensor Cache::held(const State& row) const {
+  const auto found = row.find(name_);
+  return found ? *found : options_.empty(row);
+}
+
+at::Tensor Cache::reserve(State& row, int64_t position, int64_t capacity) const {
+  const at::Tensor past = held(row);
+  at::Tensor& own = row[name_];
+  if (window() == 0) {
+    const int64_t size = capacity / tokens();
+    return own = steps(moved(past, past, size - past.size(1)), 0, size);
+  }
+  const int64_t size = ops::ring_size(window());
+  if (past.size(1) == size) return own;
+  auto sizes = past.sizes().vec();
+  sizes[1] = size;
+  own = at::empty(sizes, past.options());
+  return own.index_copy_(1, ring_places(past, position, past.size(1), size), past);
+}
+
+void Cache::join(std::span<const State> rows, int64_t position, State& batch) const {
+  if (position < tokens()) return;
+  std::vector<at::Tensor> parts;
+  for (const State& row : rows) {
+    const at::Tensor all = held(row);
+    const int64_t count = std::min(position, window() - 1);
+    parts.push_back(window() == 0
+                        ? all.slice(1, 0, position / tokens())
+                        : all.index_select(1, ring_places(all, position, count, all.size(1))));
+  }
+  batch[name_] = at::cat(parts);
+  if (window() == 0) batch.set_grows(name_);
 }
 
 at::Tensor with_room(const at::Tensor& x, int64_t batch, int64_t capacity) {
@@ -88,53 +138,23 @@ at::Tensor with_room(const at::Tensor& x, int64_t batch, int64_t capacity) {
   return steps(at::empty(sizes, x.options()), 0, x.size(1));
 }
 
-at::Tensor to_ring(const at::Tensor& x, int64_t end, int64_t size) {
-  auto sizes = x.sizes().vec();
-  sizes[1] = size;
-  return at::empty(sizes, x.options()).index_copy_(1, ring_places(x, end, x.size(1), size), x);
-}
-
-at::Tensor from_ring(const at::Tensor& ring, int64_t end, int64_t count) {
-  return ring.index_select(1, ring_places(ring, end, count, ring.size(1)));
-}
-
-at::Tensor append_last(State& state, const std::string& name, const at::Tensor& x, int64_t count) {
-  if (state.last || at::GradMode::is_enabled()) {
-    const auto past = state.find(name);
-    const at::Tensor all = past ? at::cat({*past, x}, 1) : x;
-    if (!state.last) state[name] = last_steps(all, count);
-    return all;
-  }
-  at::Tensor& held = state[name];
-  const int64_t length = held.defined() ? held.size(1) : 0;
-  if (!held.defined() || room(held) < x.size(1)) held = moved(held, x, x.size(1) + count);
-  const at::Tensor all = steps(held, 0, length + x.size(1));
-  all.slice(1, length).copy_(x);
-  held = last_steps(all, count);
-  return all;
-}
-
 void for_each_row(const State& state, const c10::Device& device,
                   const std::function<void(int64_t b)>& body) {
   const auto part = [&](int64_t begin, int64_t end) {
     const at::NoGradGuard no_grad;  // of this thread
     for (int64_t b = begin; b < end; ++b)
-      if (state.positions[size_t(b)] >= 0) body(b);
+      if (state.context.rows.used(b)) body(b);
   };
-  const auto count = int64_t(state.positions.size());
+  const auto count = int64_t(state.rows.states.size());
   if (device.is_cpu()) ops::at_parallel_for()(count, 1, part);
   else part(0, count);
 }
 
 at::Tensor once_for_steps(State& state, const std::function<at::Tensor()>& make) {
-  if (!state.device_positions.defined()) return make();
-  if (state.read_by_graph.empty()) state.read_by_graph = {make()};
-  return state.read_by_graph[0];
-}
-
-int64_t length_of(const State& state, const std::string& name) {
-  const auto held = state.find(name);
-  return held ? held->size(1) : 0;
+  if (!state.context.rows.on_device.defined()) return make();
+  std::vector<at::Tensor>& kept = state.rows.read_by_graph;
+  if (kept.empty()) kept = {make()};
+  return kept[0];
 }
 
 }  // namespace assay::nn

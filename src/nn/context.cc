@@ -50,11 +50,10 @@ SlicedPass::Tensors SlicedPass::run(const LayerFunction& layer, size_t i, Passag
   if (recompute_) choices.emplace(passage.choices, again);
   const Tensors& in = passage.in;
   State state;
-  state.last = last(i);
-  state.handed = in.handed;
+  state.context = {.handed = in.handed, .last = last(i)};
   for (const auto& [name, tensor] : in.state) state[name] = tensor;
   const at::Tensor y = layer(in.x, state);
-  return {y, state.handed, state.last ? Handed() : state.tensors()};
+  return {y, state.context.handed, last(i) ? Handed() : state.tensors()};
 }
 
 std::vector<at::Tensor> SlicedPass::forward(LayerFunction function,
@@ -129,7 +128,7 @@ std::vector<at::Tensor> sliced_loss(LanguageModel& model, const at::Tensor& toke
   SlicedPass pass(slices, neighbours, model.recompute_activations);
   const at::Tensor no_auxiliary = model.no_auxiliary_loss();
   if (no_auxiliary.defined())
-    for (Handed& of_slice : pass.handed) of_slice[State::kAuxiliaryLoss] = no_auxiliary;
+    for (Handed& of_slice : pass.handed) of_slice[Context::kAuxiliaryLoss] = no_auxiliary;
   std::vector<at::Tensor> embedded;
   std::vector<at::Tensor> x;
   std::vector<at::Tensor> losses;
@@ -152,8 +151,8 @@ std::vector<at::Tensor> sliced_loss(LanguageModel& model, const at::Tensor& toke
     done(size_t(i));
     std::vector<at::Tensor> all = {loss.detach()};
     if (no_auxiliary.defined()) {
-      all.push_back(pass.handed[size_t(i)].at(State::kAuxiliaryLoss).to(loss) / divisor);
-      pass.handed_gradients[size_t(i)][State::kAuxiliaryLoss] =
+      all.push_back(pass.handed[size_t(i)].at(Context::kAuxiliaryLoss).to(loss) / divisor);
+      pass.handed_gradients[size_t(i)][Context::kAuxiliaryLoss] =
           at::full_like(no_auxiliary, 1 / divisor);
     }
     losses.push_back(at::stack(all));

@@ -62,14 +62,14 @@ void put_rows(ModelState& batch, const ModelState& rows, int64_t first, int64_t 
   batch.layers.resize(rows.layers.size());
   for (size_t i = 0; i < rows.layers.size(); ++i) {
     State& layer = batch.layers[i];
-    layer.appended = rows.layers[i].appended;
     for (const auto& [name, tensor] : rows.layers[i].tensors()) {
       at::Tensor& all = layer[name];
       if (tensor.dim() == 0) {
         all = tensor;
         continue;
       }
-      const bool grows = layer.appended.contains(name) && tensor.size(1) == rows.position;
+      if (rows.layers[i].grows(name)) layer.set_grows(name);
+      const bool grows = layer.grows(name) && tensor.size(1) == rows.position;
       if (!all.defined()) all = with_room(tensor, count, grows ? capacity : tensor.size(1));
       all.narrow(0, first, tensor.size(0)).copy_(tensor);
     }

@@ -46,14 +46,14 @@ Indexer::Indexer(const char* mixer, int64_t d_model, int64_t mixer_heads, const 
 }
 
 at::Tensor Indexer::all_keys(const at::Tensor& k, int64_t position, State& state) const {
-  if (!pools_keys()) return append(state, "index_k", k);
+  if (!pools_keys()) return past_keys.append(state, k);
   const int64_t size = options.chunk_size;
   const int64_t end = position + k.size(1);
   const int64_t added = end / size - position / size;
-  const at::Tensor pending = append_last(state, "to_pool", k, end % size);
+  const at::Tensor pending = to_pool.append(state, k, end % size);
   if (added == 0) return state.find("index_k").value_or(k.slice(1, 0, 0));
-  return append(state, "index_k",
-                pending.slice(1, 0, added * size).unflatten(1, {added, size}).mean(2));
+  return past_keys.append(state,
+                          pending.slice(1, 0, added * size).unflatten(1, {added, size}).mean(2));
 }
 
 // a·b / √dim of the first `count` keys, [B, heads, T, count]
@@ -89,9 +89,10 @@ double Indexer::flops(int64_t time) const {
 }
 
 // The gradient by a and b is computed with the value, so that nothing of size T S is kept.
-at::Tensor Indexer::loss(const Heads& heads, const at::Tensor& all_keys, const at::Tensor& mixer_q,
-                         const at::Tensor& mixer_k, int64_t position) const {
-  const at::Tensor q = wide(heads.q.detach());
+at::Tensor Indexer::loss(const at::Tensor& queries, const at::Tensor& all_keys,
+                         const at::Tensor& mixer_q, const at::Tensor& mixer_k,
+                         int64_t position) const {
+  const at::Tensor q = wide(queries.detach());
   const at::Tensor keys = wide(all_keys.detach());
   at::Tensor sum = at::zeros({}, q.options());
   at::Tensor dk = at::zeros_like(keys);
@@ -125,7 +126,7 @@ at::Tensor Indexer::loss(const Heads& heads, const at::Tensor& all_keys, const a
         .add_(at::matmul(ds.transpose(-2, -1), part.transpose(1, 2)).sum(1).unsqueeze(2));
   }
   // Its value is that of `sum`, and its gradient that of the loss.
-  const at::Tensor linear = (wide(heads.q) * at::cat(dq, 1)).sum() + (wide(all_keys) * dk).sum();
+  const at::Tensor linear = (wide(queries) * at::cat(dq, 1)).sum() + (wide(all_keys) * dk).sum();
   return sum + (linear - linear.detach());
 }
 

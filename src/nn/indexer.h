@@ -33,12 +33,11 @@ struct Indexer : Module {
     at::Tensor q;  // a [B, T, heads, dim]
     at::Tensor k;  // b [B, T, 1, dim]
   };
-  // `position` is that of the first token of x, or a list with one per token of x [1, B, d_model].
-  template <class Position>
-  Heads heads_of(const at::Tensor& x, const Position& position) const {
+  // The first token of x is at `position`; or x [1, B, d_model] are rows at positions of their own.
+  Heads heads_of(const at::Tensor& x, int64_t position, State& state) const {
     const at::Tensor index = split_heads(proj->forward(x.detach()), options.heads + 1);
-    return {rotary(query_norm->forward(index.narrow(2, 0, options.heads)), position),
-            rotary(key_norm->forward(index.narrow(2, options.heads, 1)), position)};
+    return {rotary(query_norm->forward(index.narrow(2, 0, options.heads)), position, state),
+            rotary(key_norm->forward(index.narrow(2, options.heads, 1)), position, state)};
   }
   // The part of all tokens so far that scores read, the first of k at `position`: keys, or their
   // means over full chunks. It is in the state, with the keys of the last chunk.
@@ -48,14 +47,16 @@ struct Indexer : Module {
   at::Tensor choose(const at::Tensor& q, const at::Tensor& keys, int64_t position) const;
   // The loss; p is the softmax of mixer_q [B, T, H, D] times mixer_k [B, S, Hk, D]. It takes O(T S)
   // operations and O(T + S) memory.
-  at::Tensor loss(const Heads& heads, const at::Tensor& keys, const at::Tensor& mixer_q,
+  at::Tensor loss(const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& mixer_q,
                   const at::Tensor& mixer_k, int64_t position) const;
 
   bool pools_keys() const { return options.pooling == "mean"; }
   double flops(int64_t time) const;  // of the scores, per token at this sequence length
 
   IndexerOptions options;
-  int64_t sharers;  // query heads of the mixer that share a choice
+  const Cache past_keys{"index_k"};
+  const Cache to_pool{"to_pool"};  // keys of a chunk that is not full
+  int64_t sharers;                 // query heads of the mixer that share a choice
   Rotary rotary;
   std::shared_ptr<Linear> proj;
   std::shared_ptr<Norm> query_norm;

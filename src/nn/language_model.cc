@@ -218,24 +218,24 @@ int64_t ModelState::bytes() const {
   return total;
 }
 
-ModelState select_rows(const ModelState& state, const at::Tensor& rows) {
+namespace {
+ModelState rows_of(const ModelState& state, const auto& rows_of_tensor) {
   ModelState out{.layers = {}, .position = state.position, .last = state.last};
   for (const State& layer : state.layers) {
-    State& selected = out.layers.emplace_back();
+    State& rows = out.layers.emplace_back();
     for (const auto& [name, tensor] : layer.tensors())
-      selected[name] = tensor.dim() == 0 ? tensor : tensor.index_select(0, rows);
+      rows[name] = tensor.dim() == 0 ? tensor : rows_of_tensor(tensor);
   }
   return out;
 }
+}  // namespace
+
+ModelState select_rows(const ModelState& state, const at::Tensor& rows) {
+  return rows_of(state, [&](const at::Tensor& tensor) { return tensor.index_select(0, rows); });
+}
 
 ModelState row_of(const ModelState& state, int64_t b) {
-  ModelState out{.layers = {}, .position = state.position};
-  for (const State& layer : state.layers) {
-    State& row = out.layers.emplace_back();
-    for (const auto& [name, tensor] : layer.tensors())
-      row[name] = tensor.dim() == 0 ? tensor : tensor.slice(0, b, b + 1);
-  }
-  return out;
+  return rows_of(state, [&](const at::Tensor& tensor) { return tensor.slice(0, b, b + 1); });
 }
 
 namespace {
@@ -278,8 +278,12 @@ Layer::Layer(const ModelSpec& spec, int64_t index) {
 
 Residual Layer::forward(Residual x, State& state, at::ScalarType dtype) {
   const bool one_token = x.x.size(1) == 1 && !x.x.requires_grad();
+  // Rows at positions of their own lie along time where they have caches.
+  const auto turned = [&](const Mixer& part, const at::Tensor& h) {
+    return !part.caches().empty() && !state.context.rows.empty() ? h.transpose(0, 1) : h;
+  };
   const auto read = [&](Mixer& part, const at::Tensor& h) {
-    return one_token ? part.step(h.squeeze(1), state).unsqueeze(1) : part.forward(h, state);
+    return turned(part, part.forward(turned(part, h), state));
   };
   const auto branch = [&](Mixer& part, const Norm& norm) {
     if (post_norm) {
@@ -288,7 +292,7 @@ Residual Layer::forward(Residual x, State& state, at::ScalarType dtype) {
     }
     if (auto* projected = dynamic_cast<ProjectedMixer*>(&part); projected && one_token) {
       const at::Tensor h = norm.forward_projected(x, projected->input_projection(), dtype);
-      return projected->mix_step(h.squeeze(1), state).unsqueeze(1);
+      return turned(part, projected->mix(turned(part, h), state));
     }
     return read(part, norm.forward(x).to(dtype));
   };
@@ -348,11 +352,8 @@ at::Tensor LanguageModel::embed(const at::Tensor& tokens, const ModelState& stat
   const bool converted =
       converted_head_.defined() && !positions.defined() && !spec.config.residual_in_fp32;
   at::Tensor x = at::embedding(converted ? converted_head_ : embedding, tokens);
-  if (positions.defined() && !state.positions.empty()) {
-    const at::Tensor index = state.device_positions.defined()
-                                 ? state.device_positions
-                                 : at::tensor(state.positions, at::kLong).to(x.device());
-    x = x + positions.index_select(0, index.clamp_min(0)).unsqueeze(1);
+  if (positions.defined() && !state.rows.empty()) {
+    x = x + positions.index_select(0, state.rows.index(x.device())).unsqueeze(1);
   } else if (positions.defined()) {
     if (state.position + time > positions.size(0))
       fail("position {} is beyond model.max_positions = {}", state.position + time,
@@ -381,44 +382,40 @@ at::Tensor LanguageModel::hidden(const at::Tensor& tokens, ModelState& state) {
 Residual LanguageModel::residual(const at::Tensor& tokens, ModelState& state) {
   const int64_t time = tokens.size(1);
   state.layers.resize(layers.size());
-  for (State& layer : state.layers) {
-    layer.last = state.last;
-    layer.positions = state.positions;
-    layer.device_positions = state.device_positions;
-    layer.capacity = state.capacity;
-  }
   Residual x{embed(tokens, state), {}};
   if (watch) watch(-1, x.x);
-  Handed handed;
-  if (state.auxiliary_loss.defined()) handed[State::kAuxiliaryLoss] = state.auxiliary_loss;
+  Context context{.last = state.last, .rows = state.rows};
+  if (state.auxiliary_loss.defined())
+    context.handed[Context::kAuxiliaryLoss] = state.auxiliary_loss;
   for (size_t i = 0; i < layers.size(); ++i) {
-    const auto run = [layer = layers[i], dtype = product_dtype()](
-                         const Residual& input, State& state, Handed& from_before) {
-      state.handed.swap(from_before);
+    const auto run = [layer = layers[i], dtype = product_dtype()](const Residual& input,
+                                                                  State& state, Context& context) {
+      std::swap(state.context, context);
       Residual output = layer->forward(input, state, dtype);
-      state.handed.swap(from_before);
+      std::swap(state.context, context);
       return output;
     };
     if (recompute_activations && at::GradMode::is_enabled())
       x = {recomputed(
-               [run](const at::Tensor& input, Handed& h) {
+               [run](const at::Tensor& input, Handed& handed) {
                  State fresh;
-                 fresh.last = true;
-                 return run({input, {}}, fresh, h).sum();
+                 Context alone{.handed = std::move(handed), .last = true};
+                 const at::Tensor output = run({input, {}}, fresh, alone).sum();
+                 handed = std::move(alone.handed);
+                 return output;
                },
-               x.sum(), handed),
+               x.sum(), context.handed),
            {}};
-    else x = run(x, state.layers[i], handed);
+    else x = run(x, state.layers[i], context);
     if (watch) {
       x = {x.sum(), {}};
       watch(int64_t(i), x.x);
     }
   }
-  if (state.auxiliary_loss.defined()) state.auxiliary_loss = handed.at(State::kAuxiliaryLoss);
+  if (state.auxiliary_loss.defined())
+    state.auxiliary_loss = context.handed.at(Context::kAuxiliaryLoss);
   state.position += time;
-  for (int64_t& position : state.positions) position += position < 0 ? 0 : time;
-  if (state.device_positions.defined())
-    state.device_positions.add_(state.device_positions.ge(0), time);
+  state.rows.advance(time);
   return x;
 }
 
@@ -495,7 +492,7 @@ int64_t LanguageModel::state_bytes(int64_t time) {
   const at::NoGradGuard no_grad;
   const auto bytes = [&](int64_t length) {
     int64_t total = 0;
-    Handed handed;
+    Context context;
     std::map<std::string, int64_t> known;  // layers of one mixer are configured alike
     const at::Tensor x =
         at::zeros({1, length, spec.config.d_model}, embedding.options().dtype(product_dtype()));
@@ -504,11 +501,11 @@ int64_t LanguageModel::state_bytes(int64_t time) {
           known.emplace(spec.config.pattern[i % spec.config.pattern.size()], 0);
       if (fresh) {
         State state;
-        state.handed.swap(handed);
+        std::swap(state.context, context);
         layers[i]->mixer->forward(x, state);
         // One size
         if (layers[i]->channel_mixer) layers[i]->channel_mixer->forward(x.slice(1, 0, 1), state);
-        state.handed.swap(handed);
+        std::swap(state.context, context);
         entry->second = state.bytes();
       }
       total += entry->second;

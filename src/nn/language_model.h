@@ -78,10 +78,8 @@ struct ModelSpec {
 struct ModelState {
   std::vector<State> layers;
   int64_t position = 0;
-  bool last = false;               // nothing follows: State::last
-  std::vector<int64_t> positions;  // of rows at positions of their own: State::positions
-  at::Tensor device_positions;     // on CUDA, of the same rows: State::device_positions
-  int64_t capacity = 0;            // all of these are below it
+  bool last = false;  // nothing follows: Context::last
+  RowPositions rows;  // instead of `position`, for rows at positions of their own
   // Undefined, or the sum of the auxiliary losses of all layers after a piece that is trained on.
   // LanguageModel::no_auxiliary_loss() before it.
   at::Tensor auxiliary_loss;

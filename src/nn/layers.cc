@@ -246,27 +246,21 @@ void Rotary::extend(const at::Tensor& x, int64_t end) const {
   }
 }
 
-std::pair<at::Tensor, at::Tensor> Rotary::angles(const at::Tensor& x, int64_t offset) const {
-  const int64_t end = offset + x.size(1);
-  extend(x, end);
-  return {cos_.slice(0, offset, end), sin_.slice(0, offset, end)};
-}
-
-std::pair<at::Tensor, at::Tensor> Rotary::angles(const at::Tensor& x,
-                                                 std::span<const int64_t> positions) const {
-  extend(x, std::ranges::max(positions) + 1);
-  const at::Tensor index = at::tensor(positions, at::kLong).clamp_min(0).to(x.device());
-  return {cos_.index_select(0, index), sin_.index_select(0, index)};
-}
-
-std::pair<at::Tensor, at::Tensor> Rotary::angles_of_step(const at::Tensor& x, State& state) const {
-  extend(x, state.capacity);
-  state.read_by_graph = {cos_, sin_};
+std::pair<at::Tensor, at::Tensor> Rotary::angles(const at::Tensor& x, int64_t position,
+                                                 State& state) const {
+  const RowPositions& rows = state.context.rows;
+  if (rows.empty()) {
+    const int64_t end = position + x.size(1);
+    extend(x, end);
+    return {cos_.slice(0, position, end), sin_.slice(0, position, end)};
+  }
+  extend(x, rows.on_device.defined() ? rows.capacity : rows.end());
+  if (rows.on_device.defined()) state.rows.read_by_graph = {cos_, sin_};
   const std::string name = fmt::format("rotary angles {} {}", head_dim_, base_);
-  at::Tensor& cos = state.handed[name + " cos"];
-  at::Tensor& sin = state.handed[name + " sin"];
+  at::Tensor& cos = state.context.handed[name + " cos"];
+  at::Tensor& sin = state.context.handed[name + " sin"];
   if (!cos.defined()) {
-    const at::Tensor index = state.device_positions.clamp_min(0);
+    const at::Tensor index = rows.index(x.device());
     cos = cos_.index_select(0, index);
     sin = sin_.index_select(0, index);
   }
@@ -278,12 +272,8 @@ std::pair<at::Tensor, at::Tensor> Rotary::tables(const at::Tensor& x, int64_t en
   return {cos_, sin_};
 }
 
-at::Tensor Rotary::operator()(const at::Tensor& x, int64_t offset) const {
-  return turned(x, angles(x, offset));
-}
-
-at::Tensor Rotary::operator()(const at::Tensor& x, std::span<const int64_t> positions) const {
-  return turned(x, angles(x, positions));
+at::Tensor Rotary::operator()(const at::Tensor& x, int64_t position, State& state) const {
+  return turned(x, angles(x, position, state));
 }
 
 }  // namespace assay::nn

@@ -8,7 +8,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -133,7 +132,7 @@ at::Tensor split_heads(const at::Tensor& x, int64_t num_heads);  // [B, T, H·D]
 // a positive width.
 int64_t head_width(const char* mixer, int64_t width, int64_t num_heads);
 
-class State;  // nn/mixer.h
+class State;  // nn/state.h
 
 // The sums of x [B, T, H, D] (fp32 or fp64) along time, in the same shape. They continue those of
 // the pieces before, whose last one is state[name] [B, H, 1, D], and replace it.
@@ -141,22 +140,17 @@ at::Tensor running_sum(const at::Tensor& x, State& state, const std::string& nam
 
 // Rotary position embedding on the two halves of a head. [RoFormer, eq. 34]
 //   (x₁, x₂) ← (x₁ cos θ − x₂ sin θ, x₂ cos θ + x₁ sin θ),  θ = position · base^(−2i/D)
-// x [B, T, H, D]; the first of the T positions is `offset`.
 class Rotary {
  public:
   Rotary(int64_t head_dim, double base) : head_dim_(head_dim), base_(base) {}
-  at::Tensor operator()(const at::Tensor& x, int64_t offset) const;
-  // x [1, B, H, D]: rows at positions of their own lie along time.
-  at::Tensor operator()(const at::Tensor& x, std::span<const int64_t> positions) const;
-  // cos θ and sin θ, [T, D/2] each, on the device of x, fp32 (fp64 when x is): what the
-  // fused operators take.
-  std::pair<at::Tensor, at::Tensor> angles(const at::Tensor& x, int64_t offset) const;
-  // Angles for one position per entry, [B, D/2] each; those of position 0 for unused rows (-1).
-  std::pair<at::Tensor, at::Tensor> angles(const at::Tensor& x,
-                                           std::span<const int64_t> positions) const;
-  // Angles for the rows of a step on CUDA, without a wait for the device. Layers with the same
-  // angles share them, by State::handed; the tables are kept alive for a captured step.
-  std::pair<at::Tensor, at::Tensor> angles_of_step(const at::Tensor& x, State& state) const;
+  // x [B, T, H, D], the first of the T tokens at `position`; or [1, B, H, D], the rows of a batch
+  // at positions of their own, which the context of the state has.
+  at::Tensor operator()(const at::Tensor& x, int64_t position, State& state) const;
+  // cos θ and sin θ, [T or B, D/2] each, on the device of x, fp32 (fp64 when x is): what the fused
+  // operators take. On CUDA, those of rows at positions of their own need no wait for the device;
+  // layers with the same angles share them, and the tables are kept alive for a captured step.
+  std::pair<at::Tensor, at::Tensor> angles(const at::Tensor& x, int64_t position,
+                                           State& state) const;
   // The tables of cos θ and sin θ for `end` positions or more.
   std::pair<at::Tensor, at::Tensor> tables(const at::Tensor& x, int64_t end) const;
 

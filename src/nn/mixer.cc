@@ -1,18 +1,13 @@
 #include "nn/mixer.h"
 
-#include <ATen/ops/add.h>
+#include <algorithm>
 
 namespace assay::nn {
 
-int64_t State::bytes() const {
-  int64_t total = 0;
-  for (const auto& [name, tensor] : tensors_) total += tensor.numel() * tensor.element_size();
-  return total;
-}
-
-void State::add_auxiliary_loss(const at::Tensor& loss) {
-  at::Tensor& sum = handed.at(kAuxiliaryLoss);
-  sum = sum + loss;
+int64_t Mixer::window() const {
+  int64_t longest = 0;
+  for (const Cache& cache : caches_) longest = std::max(longest, cache.window());
+  return longest;
 }
 
 Registry<MixerEntry>& mixers() {

@@ -69,17 +69,17 @@ class MixerClass final : public torch::CustomClassHolder {
 
   void initialise(int64_t seed) { mixer_->initialise(uint64_t(seed)); }
 
-  // (y, state, handed): State::tensors() and State::handed before and after.
+  // (y, state, handed): State::tensors() and Context::handed before and after.
   std::tuple<at::Tensor, Tensors, Tensors> forward(const at::Tensor& x, const Tensors& before,
                                                    const Tensors& handed) {
     TORCH_CHECK_VALUE(x.dim() == 3 && x.size(1) > 0 && x.size(2) == d_model_, kind_,
                       ": x must be [batch, time, ", d_model_, "]; its shape is ", x.sizes());
     State state;
     for (const auto& item : before) state[item.key()] = item.value();
-    for (const auto& item : handed) state.handed[item.key()] = item.value();
+    for (const auto& item : handed) state.context.handed[item.key()] = item.value();
     return for_python(kind_, [&] {
       const at::Tensor y = mixer_->forward(x, state);
-      return std::tuple(y, to_dict(state.tensors()), to_dict(state.handed));
+      return std::tuple(y, to_dict(state.tensors()), to_dict(state.context.handed));
     });
   }
 

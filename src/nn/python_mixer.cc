@@ -3,7 +3,6 @@
 #include <torch/torch.h>
 
 #include "base/files.h"
-#include "nn/cache.h"
 
 namespace assay::nn {
 namespace {
@@ -48,24 +47,14 @@ class PythonMixer final : public Mixer {
   }
   ~PythonMixer() override { call("release", {handle_}); }
 
+  // Rows one after the other: the module is called by one thread.
   at::Tensor forward(const at::Tensor& x, State& state) override {
-    if (keeps_state_) return forward_with_state(x, state);
-    // A module without a state reads the whole sequence again.
-    const bool begins = !state.find("inputs").has_value();
-    const at::Tensor all = begins && state.last ? x : append(state, "inputs", x);
-    const auto out = call("forward", {handle_, all, std::vector<at::Tensor>{}, no_names()});
-    return out.at(0).toTensor().slice(1, all.size(1) - x.size(1));
-  }
-
-  bool caches_per_row() const override { return true; }
-  at::Tensor step(const at::Tensor& x, State& state) override {
-    if (state.positions.empty()) return Mixer::step(x, state);
+    if (state.context.rows.empty()) return forward_of_sequences(x, state);
     at::Tensor out = at::zeros_like(x);
-    for (size_t b = 0; b < state.rows.size(); ++b) {
-      if (state.positions[b] < 0) continue;
-      const auto row = int64_t(b);
-      out.slice(0, row, row + 1).copy_(Mixer::step(x.slice(0, row, row + 1), state.rows[b]));
-    }
+    for (int64_t b = 0; b < x.size(1); ++b)
+      if (state.context.rows.used(b))
+        out.slice(1, b, b + 1)
+            .copy_(forward_of_sequences(x.slice(1, b, b + 1), state.rows.states[size_t(b)]));
     return out;
   }
 
@@ -75,6 +64,14 @@ class PythonMixer final : public Mixer {
 
  private:
   static c10::List<std::string> no_names() { return c10::List<std::string>(); }
+
+  at::Tensor forward_of_sequences(const at::Tensor& x, State& state) const {
+    if (keeps_state_) return forward_with_state(x, state);
+    // A module without a state reads the whole sequence again.
+    const at::Tensor all = inputs_.append(state, x);
+    const auto out = call("forward", {handle_, all, std::vector<at::Tensor>{}, no_names()});
+    return out.at(0).toTensor().slice(1, all.size(1) - x.size(1));
+  }
 
   at::Tensor forward_with_state(const at::Tensor& x, State& state) const {
     std::vector<at::Tensor> tensors;
@@ -123,6 +120,7 @@ class PythonMixer final : public Mixer {
     add_below(*below, name.substr(dot + 1), tensor, treatment);
   }
 
+  const Cache inputs_ = add_cache("inputs");
   const int64_t handle_;
   bool keeps_state_ = false;
 };

@@ -4,14 +4,12 @@
 #include <ATen/core/Tensor.h>
 
 #include <functional>
-#include <map>
 #include <optional>
-#include <string>
 #include <vector>
 
-namespace assay::nn {
+#include "nn/state.h"
 
-using Handed = std::map<std::string, at::Tensor>;  // what layers hand on to later ones, by name
+namespace assay::nn {
 
 // layer(x, handed) with the memory of its inputs alone. The layer must be a pure function of them
 // and of parameters that need gradients; it may read, add to and replace what is handed on.

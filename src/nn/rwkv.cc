@@ -9,7 +9,8 @@ namespace assay::nn::rwkv {
 std::optional<at::Tensor> before(const at::Tensor& x, State& state, const std::string& name) {
   auto previous = state.find(name);
   const at::Tensor row = x.select(1, -1);
-  if (!state.last) state[name] = x.size(1) > 1 ? row.clone() : row;  // a row alone, not all of x
+  if (!state.context.last)
+    state[name] = x.size(1) > 1 ? row.clone() : row;  // a row alone, not all of x
   return previous;
 }
 

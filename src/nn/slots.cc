@@ -7,8 +7,6 @@
 #include <bit>
 #include <map>
 
-#include "nn/cache.h"
-#include "ops/attention/decode_attention/decode_attention.h"
 #include "ops/core/asynchronous.h"
 
 namespace assay::nn {
@@ -17,7 +15,7 @@ namespace {
 constexpr int64_t kLeastCapacity = 1024;  // of a captured step
 
 // Copies the row of a tensor [1, …] into row `slot` of the batch. Scalars count positions, which
-// the batch has in State::positions.
+// the batch has in RowPositions.
 void put_row(State& batch, const std::string& name, const at::Tensor& row, int64_t slot,
              int64_t count) {
   if (row.dim() == 0) return;
@@ -75,29 +73,29 @@ Slots::Slots(LanguageModel& model, int64_t count, int64_t capacity)
 
 Slots::Slots(LanguageModel& model, Exactly number, int64_t capacity)
     : model_(model), count_(number.rows), least_capacity_(capacity) {
-  state_.positions.assign(size_t(number.rows), -1);
+  state_.rows.read.assign(size_t(number.rows), -1);
   state_.layers.resize(model.layers.size());
   memory_.resize(model.layers.size());
   for (const auto& layer : model.layers)
     of_channel_mixer_.push_back(names_of_channel_mixer(model, *layer));
   for (size_t i = 0; i < model.layers.size(); ++i)
-    if (model.layers[i]->mixer->caches_per_row()) state_.layers[i].rows.resize(size_t(number.rows));
+    if (!model.layers[i]->mixer->caches().empty())
+      state_.layers[i].rows.states.resize(size_t(number.rows));
   tokens_ = at::zeros({number.rows}, model.embedding.options().dtype(at::kLong));
   if (model.embedding.is_cuda()) use_device_positions();
 }
 
 void Slots::use_device_positions() {
   const auto integers = tokens_.options();
-  state_.device_positions = at::full({rows()}, -1, integers);
-  state_.capacity = std::max(least_capacity_, kLeastCapacity);
+  state_.rows.on_device = at::full({rows()}, -1, integers);
+  state_.rows.capacity = std::max(least_capacity_, kLeastCapacity);
   capacities_.assign(size_t(rows()), 0);
   can_be_captured_ = steps_can_be_captured(model_);
   std::vector<int64_t> numbers;  // of caches of each layer
   int64_t places = 0;
   for (const auto& layer : model_.layers) {
-    const bool has_caches =
-        layer->mixer->caches_per_row() && layer->mixer->can_be_captured(options_of_inputs(model_));
-    numbers.push_back(has_caches ? std::ssize(layer->mixer->caches()) : 0);
+    const bool on_device = layer->mixer->can_be_captured(options_of_inputs(model_));
+    numbers.push_back(on_device ? std::ssize(layer->mixer->caches()) : 0);
     first_place_.push_back(places);
     places += rows() * numbers.back();
   }
@@ -105,7 +103,7 @@ void Slots::use_device_positions() {
   places_ = at::zeros({places}, at::kLong);
   for (size_t i = 0; i < numbers.size(); ++i)
     if (numbers[i] > 0)
-      state_.layers[i].caches =
+      state_.layers[i].rows.addresses =
           caches_.narrow(0, first_place_[i], rows() * numbers[i]).view({rows(), numbers[i]});
 }
 
@@ -146,14 +144,14 @@ void Slots::put(int64_t slot, const ModelState& state, const at::Tensor& token) 
   for (size_t i = 0; i < state_.layers.size(); ++i) {
     State& layer = state_.layers[i];
     for (const auto& [name, tensor] : state.layers[i].tensors())
-      if (layer.rows.empty() || of_channel_mixer_[i].contains(name))
+      if (layer.rows.states.empty() || of_channel_mixer_[i].contains(name))
         put_row(layer, name, tensor, slot, rows());
-    if (!layer.rows.empty()) layer.rows[size_t(slot)] = state.layers[i];
+    if (!layer.rows.states.empty()) layer.rows.states[size_t(slot)] = state.layers[i];
   }
-  state_.positions[size_t(slot)] = state.position;
+  state_.rows.read[size_t(slot)] = state.position;
   tokens_.slice(0, slot, slot + 1).copy_(token.clamp_min(0), /*non_blocking=*/true);
-  if (!state_.device_positions.defined()) return;
-  state_.device_positions[slot].fill_(state.position);
+  if (!state_.rows.on_device.defined()) return;
+  state_.rows.on_device[slot].fill_(state.position);
   capacities_[size_t(slot)] = 0;
   reserve(size_t(slot), capacity_for(state.position + 1));
 }
@@ -165,44 +163,35 @@ int64_t Slots::capacity_for(int64_t tokens) const {
 // Gives a cache of a slot memory for `capacity` tokens. The least capacity of all slots is one
 // block per cache, so that reading a prompt does not leave gaps between the caches of slots. What
 // the cache holds is added to `copies`.
-at::Tensor Slots::with_memory(size_t layer, size_t slot, const Mixer::Cache& cache,
-                              int64_t capacity, Copies& copies) {
-  State& row = state_.layers[layer].rows[slot];
-  const int64_t steps = capacity / cache.tokens;
-  if (capacity != least_capacity_) return nn::reserve(row, cache.name, steps);
-  const at::Tensor held = *row.find(cache.name);
-  at::Tensor& memory = memory_[layer][cache.name];
+at::Tensor Slots::memory_of(const Cache& cache, size_t layer, size_t slot, int64_t capacity,
+                            Copies& copies) {
+  State& row = state_.layers[layer].rows.states[slot];
+  if (cache.window() > 0 || capacity != least_capacity_)
+    return cache.reserve(row, state_.rows.read[slot], capacity);
+  const at::Tensor held = cache.held(row);
+  at::Tensor& memory = memory_[layer][cache.name()];
   if (!memory.defined()) {
     auto sizes = held.sizes().vec();
     sizes[0] = rows();
-    sizes[1] = steps;
+    sizes[1] = capacity / cache.tokens();
     memory = at::empty(sizes, held.options());
   }
   const at::Tensor own = memory.narrow(0, int64_t(slot), 1);
   copies.to.push_back(own.narrow(1, 0, held.size(1)));
   copies.from.push_back(held);
-  return row[cache.name] = own;
+  return row[cache.name()] = own;
 }
 
 // Memory for `capacity` tokens in the caches of a slot.
 void Slots::reserve(size_t slot, int64_t capacity) {
   Copies copies;
-  const auto memory_of = [&](size_t layer, State& row, const Mixer::Cache& cache, int64_t window) {
-    if (window == 0) return with_memory(layer, slot, cache, capacity, copies);
-    if (capacities_[slot] == 0)
-      row[cache.name] = to_ring(row[cache.name], state_.positions[slot], ops::ring_size(window));
-    return row[cache.name];
-  };
   for (size_t i = 0; i < state_.layers.size(); ++i) {
     if (!has_device_caches(i)) continue;
-    State& row = state_.layers[i].rows[slot];
-    const Mixer& mixer = *model_.layers[i]->mixer;
-    mixer.add_missing_caches(row);
-    const std::vector<Mixer::Cache> caches = mixer.caches();
+    const std::vector<Cache>& caches = model_.layers[i]->mixer->caches();
     int64_t* place =
         places_.data_ptr<int64_t>() + first_place_[i] + int64_t(slot) * std::ssize(caches);
-    for (const Mixer::Cache& cache : caches)
-      *place++ = reinterpret_cast<int64_t>(memory_of(i, row, cache, mixer.window()).data_ptr());
+    for (const Cache& cache : caches)
+      *place++ = reinterpret_cast<int64_t>(memory_of(cache, i, slot, capacity, copies).data_ptr());
   }
   if (!copies.to.empty()) at::_foreach_copy_(copies.to, copies.from);
   capacities_[slot] = capacity;
@@ -214,11 +203,11 @@ void Slots::clear(int64_t slot) {
   const at::NoGradGuard no_grad;
   for (State& layer : state_.layers) {
     for (const auto& [name, tensor] : layer.tensors()) layer[name][slot].zero_();
-    if (!layer.rows.empty()) layer.rows[size_t(slot)] = State();
+    if (!layer.rows.states.empty()) layer.rows.states[size_t(slot)] = State();
   }
-  state_.positions[size_t(slot)] = -1;
+  state_.rows.read[size_t(slot)] = -1;
   tokens_[slot].zero_();
-  if (state_.device_positions.defined()) state_.device_positions[slot].fill_(-1);
+  if (state_.rows.on_device.defined()) state_.rows.on_device[slot].fill_(-1);
 }
 
 const at::Tensor& Slots::step(const std::vector<int64_t>& tokens) {
@@ -237,14 +226,14 @@ DrawnTokens Slots::step(std::span<const ops::Draw> draws) {
   const at::Tensor new_draws = ops::tensor_of(draws);
   if (!draws_.defined()) draws_ = ops::to_device(new_draws, tokens_.device());
   else draws_.copy_(draws_.is_cuda() ? new_draws.pin_memory() : new_draws, /*non_blocking=*/true);
-  std::vector<int64_t> positions = state_.positions;
-  if (state_.device_positions.defined()) {
+  std::vector<int64_t> positions = state_.rows.read;
+  if (state_.rows.on_device.defined()) {
     const int64_t end = std::ranges::max(positions) + 1;
-    if (end > state_.capacity) {
+    if (end > state_.rows.capacity) {
       logits_ = drawn_ = at::Tensor();  // in the memory of the graph
       replay_ = nullptr;
       warm_ = false;
-      state_.capacity = capacity_for(end);
+      state_.rows.capacity = capacity_for(end);
     }
     for (size_t slot = 0; slot < positions.size(); ++slot)
       if (positions[slot] >= capacities_[slot]) reserve(slot, capacity_for(positions[slot] + 1));
@@ -259,7 +248,7 @@ DrawnTokens Slots::step(std::span<const ops::Draw> draws) {
     warm_ = true;  // tables and libraries are ready
   }
   for (int64_t& position : positions) position += position >= 0;
-  state_.positions = positions;
+  state_.rows.read = positions;
   return DrawnTokens(drawn_);
 }
 
@@ -287,34 +276,17 @@ void Slots::compute() {
 }
 
 ModelState Slots::batch() const {
-  ModelState out{.layers = {}, .position = state_.positions[0]};
+  ModelState out{.layers = {}, .position = state_.rows.read[0]};
   for (size_t i = 0; i < state_.layers.size(); ++i) {
     State& layer = out.layers.emplace_back();
     for (const auto& [name, tensor] : state_.layers[i].tensors())
       layer[name] = tensor.slice(0, 0, count()).clone();
-    if (state_.layers[i].rows.empty()) continue;
-    const Mixer& mixer = *model_.layers[i]->mixer;
-    std::map<std::string, int64_t> tokens;  // for which a tensor has one step
-    for (const Mixer::Cache& cache : mixer.caches()) tokens[cache.name] = cache.tokens;
-    for (const auto& [name, tensor] : state_.layers[i].rows[0].tensors()) {
-      if (of_channel_mixer_[i].contains(name)) continue;
-      if (tensor.dim() == 0) {
-        layer[name] = at::full({}, out.position, at::kLong);
-        continue;
-      }
-      const int64_t window = mixer.window();
-      const int64_t steps = out.position / (tokens.contains(name) ? tokens[name] : 1);
-      if (steps == 0) continue;
-      std::vector<at::Tensor> rows;
-      for (int64_t slot = 0; slot < count(); ++slot) {
-        const at::Tensor cache = *state_.layers[i].rows[size_t(slot)].find(name);
-        rows.push_back(window == 0
-                           ? cache.slice(1, 0, steps)
-                           : from_ring(cache, out.position, std::min(out.position, window - 1)));
-      }
-      layer[name] = at::cat(rows);
-      if (window == 0) layer.appended.insert(name);
-    }
+    const std::vector<State>& rows = state_.layers[i].rows.states;
+    if (rows.empty()) continue;
+    for (const auto& [name, tensor] : rows[0].tensors())
+      if (tensor.dim() == 0) layer[name] = at::full({}, out.position, at::kLong);
+    for (const Cache& cache : model_.layers[i]->mixer->caches())
+      cache.join(std::span(rows).first(size_t(count())), out.position, layer);
   }
   return out;
 }

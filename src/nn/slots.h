@@ -54,7 +54,7 @@ class Slots {
   void put(int64_t slot, const ModelState& state, const at::Tensor& token);
   void clear(int64_t slot);
   int64_t count() const { return count_; }
-  bool used(int64_t slot) const { return state_.positions[size_t(slot)] >= 0; }
+  bool used(int64_t slot) const { return state_.rows.used(slot); }
 
   // Each used slot reads its token and draws the next one with its draw; -1 as in ops::sample.
   // Asynchronous on CUDA.
@@ -77,15 +77,17 @@ class Slots {
     std::vector<at::Tensor> from;
   };
   Slots(LanguageModel& model, Exactly number, int64_t capacity);
-  int64_t rows() const { return int64_t(state_.positions.size()); }  // count() or more
+  int64_t rows() const { return int64_t(state_.rows.read.size()); }  // count() or more
   static int64_t rows_for(LanguageModel& model, int64_t count);
   static bool rows_are_alike(LanguageModel& model, int64_t rows);
   void use_device_positions();
-  bool has_device_caches(size_t layer) const { return state_.layers[layer].caches.defined(); }
+  bool has_device_caches(size_t layer) const {
+    return state_.layers[layer].rows.addresses.defined();
+  }
   int64_t capacity_for(int64_t tokens) const;
   void reserve(size_t slot, int64_t capacity);
-  at::Tensor with_memory(size_t layer, size_t slot, const Mixer::Cache& cache, int64_t capacity,
-                         Copies& copies);
+  at::Tensor memory_of(const Cache& cache, size_t layer, size_t slot, int64_t capacity,
+                       Copies& copies);
   void compute();
 
   LanguageModel& model_;
@@ -98,7 +100,7 @@ class Slots {
   // of the last step
   at::Tensor drawn_;
   at::Tensor logits_;
-  // State::caches of all layers, one after the other; on the host
+  // State::Rows::addresses of all layers, one after the other; on the host
   at::Tensor caches_;
   at::Tensor places_;
   std::vector<int64_t> first_place_;  // of each layer in these

@@ -11,15 +11,16 @@ int64_t bytes_of(const Page& page) {
   return bytes;
 }
 
-// The part of each appended tensor that follows what the pages before hold, and copies of the rest.
+// The part of each growing tensor that follows what the pages before hold, and copies of the rest.
 nn::State last_part(const nn::State& state, const std::vector<PagePointer>& before, size_t layer) {
   nn::State part;
-  part.appended = state.appended;
   for (const auto& [name, tensor] : state.tensors()) {
     int64_t known = 0;
-    if (state.appended.contains(name))
+    if (state.grows(name)) {
+      part.set_grows(name);
       for (const PagePointer& page : before)
         if (const auto earlier = page->layers[layer].find(name)) known += earlier->size(1);
+    }
     part[name] = (known > 0 ? tensor.slice(1, known) : tensor).clone(at::MemoryFormat::Contiguous);
   }
   return part;
@@ -41,12 +42,12 @@ nn::ModelState state_after(const PagePointer& page) {
   state.position = page->position;
   state.layers.resize(page->layers.size());
   for (size_t i = 0; i < state.layers.size(); ++i) {
-    state.layers[i].appended = page->layers[i].appended;
     for (const auto& [name, tensor] : page->layers[i].tensors()) {
-      if (!page->layers[i].appended.contains(name)) {
+      if (!page->layers[i].grows(name)) {
         state.layers[i][name] = tensor;
         continue;
       }
+      state.layers[i].set_grows(name);
       std::vector<at::Tensor> parts;
       for (const PagePointer& earlier : path)
         if (const auto part = earlier->layers[i].find(name)) parts.push_back(*part);

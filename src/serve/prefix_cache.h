@@ -19,7 +19,7 @@ struct Page {
   std::shared_ptr<const Page> before;  // null for the first piece of a prompt
   std::vector<int64_t> tokens;
   int64_t position = 0;           // tokens up to the end of this page
-  std::vector<nn::State> layers;  // of the tensors in State::appended only this page's part
+  std::vector<nn::State> layers;  // of the tensors that grow only this page's part
   at::Tensor hidden;              // [1, T, d_model]
   int64_t bytes = 0;
 };

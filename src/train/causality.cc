@@ -6,7 +6,6 @@
 #include <map>
 
 #include "nn/python_mixer.h"
-#include "nn/recompute.h"
 
 namespace assay::train {
 namespace {
@@ -96,17 +95,16 @@ void check_causality(nn::LanguageModel& model, int64_t sequence_length) {
         layer, name, cut, time, change, how_to_find(name));
   };
   std::map<std::string, int64_t> checked;  // layers of one mixer
-  nn::Handed handed;
+  nn::Context context{.last = true};
   for (int64_t i = 0; i < std::ssize(model.layers); ++i) {
     const std::string& name = c.pattern[size_t(i) % c.pattern.size()];
     if (++checked[name] > kLayersOfAMixer) continue;
     nn::State state;
-    state.last = true;
-    state.handed.swap(handed);
+    std::swap(state.context, context);
     check(*model.layers[size_t(i)]->mixer, name, i, state);
     if (nn::Mixer* mixer = model.layers[size_t(i)]->channel_mixer.get())
       check(*mixer, c.channel_mixer, i, state);
-    state.handed.swap(handed);
+    std::swap(state.context, context);
   }
 }
 

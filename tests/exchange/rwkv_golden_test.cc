@@ -66,10 +66,10 @@ TEST_P(RwkvGolden, MixersOfEachLayer) {
       };
       State of_mixer;
       State of_channel_mixer;
-      of_mixer.handed = handed;
+      of_mixer.context.handed = handed;
       const at::Tensor mixed =
           m->layers[i]->mixer->forward(activation("att.in").to(dtype), of_mixer);
-      handed = of_mixer.handed;
+      handed = of_mixer.context.handed;
       EXPECT_LE(relative_error(mixed, activation("att.out")), tolerance);
       const at::Tensor y =
           m->layers[i]->channel_mixer->forward(activation("ffn.in").to(dtype), of_channel_mixer);

@@ -18,8 +18,8 @@ struct AuxiliaryMixer final : Mixer {
     const at::Tensor before = state.find("x").value_or(at::zeros_like(x.slice(1, 0, 1)));
     const at::Tensor y = proj->forward(x + at::cat({before, x.slice(1, 0, -1)}, 1));
     state["x"] = x.slice(1, -1);
-    if (state.wants_auxiliary_loss())
-      state.add_auxiliary_loss(config.weight * wide(y).square().mean());
+    if (state.context.wants_auxiliary_loss())
+      state.context.add_auxiliary_loss(config.weight * wide(y).square().mean());
     return y;
   }
   bool has_auxiliary_loss() const override { return true; }

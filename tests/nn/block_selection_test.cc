@@ -165,9 +165,9 @@ struct Results {
 };
 Results run(Mixer& mixer, const at::Tensor& x) {
   State state;
-  state.handed[State::kAuxiliaryLoss] = at::zeros({}, at::kDouble);
+  state.context.handed[Context::kAuxiliaryLoss] = at::zeros({}, at::kDouble);
   const at::Tensor y = mixer.forward(x, state);
-  return {y, state.handed[State::kAuxiliaryLoss]};
+  return {y, state.context.handed[Context::kAuxiliaryLoss]};
 }
 
 TEST(BlockSelection, EqualsItsDefinition) {

@@ -38,8 +38,8 @@ void run_slices(Mixer& mixer, ContextSlices slices, Neighbours* neighbours, cons
   };
   SlicedPass pass(slices, neighbours, recompute);
   for (size_t i = 0; i < pass.handed.size() && mixer.has_auxiliary_loss(); ++i) {
-    pass.handed[i][State::kAuxiliaryLoss] = at::zeros({}, at::kDouble);
-    pass.handed_gradients[i][State::kAuxiliaryLoss] =
+    pass.handed[i][Context::kAuxiliaryLoss] = at::zeros({}, at::kDouble);
+    pass.handed_gradients[i][Context::kAuxiliaryLoss] =
         at::full({}, 1 / double(slices.count), at::kDouble);
   }
   const auto layer = [&](const at::Tensor& h, State& state) { return mixer.forward(h, state); };
@@ -109,11 +109,11 @@ TEST_P(ContextLaw, RanksGiveTheResultsOfOneProcess) {
   std::vector<at::Tensor> inputs = {input};
   inputs.insert(inputs.end(), parameters.begin(), parameters.end());
   State state;
-  state.last = true;
-  state.handed[State::kAuxiliaryLoss] = at::zeros({}, at::kDouble);
+  state.context.last = true;
+  state.context.handed[Context::kAuxiliaryLoss] = at::zeros({}, at::kDouble);
   const at::Tensor whole = mixer->forward(input, state);
-  const auto expected =
-      torch::autograd::grad({(c * whole).sum() + state.handed[State::kAuxiliaryLoss]}, inputs);
+  const auto expected = torch::autograd::grad(
+      {(c * whole).sum() + state.context.handed[Context::kAuxiliaryLoss]}, inputs);
 
   const Results process = of_process(false);
   EXPECT_LE(relative_error(process.y, whole), 1e-12) << GetParam().table;

@@ -17,13 +17,12 @@ struct MixerForms : testing::TestWithParam<MixerExample> {
   MixerForms()
       : mixer(GetParam().make(kModel)),
         x(at::randn({kBatch, kTime, kModel}, generator("x"), at::kDouble)) {}
-  at::Tensor run(int64_t piece, bool steps) {
+  at::Tensor run(int64_t piece) {
     State state;
     std::vector<at::Tensor> y;
     for (const at::Tensor& part : x.split(piece, /*dim=*/1)) {
-      state.last = int64_t(y.size() + 1) * piece >= kTime;
-      y.push_back(steps ? mixer->step(part.squeeze(1), state).unsqueeze(1)
-                        : mixer->forward(part, state));
+      state.context.last = int64_t(y.size() + 1) * piece >= kTime;
+      y.push_back(mixer->forward(part, state));
     }
     return at::cat(y, 1);
   }
@@ -33,9 +32,10 @@ struct MixerForms : testing::TestWithParam<MixerExample> {
     at::Tensor sum = at::zeros({}, at::kDouble);
     if (!mixer->has_auxiliary_loss()) return sum;
     for (const at::Tensor& part : x.split(piece, /*dim=*/1)) {
-      state.handed[State::kAuxiliaryLoss] = at::zeros({}, at::kDouble);
+      state.context.handed[Context::kAuxiliaryLoss] = at::zeros({}, at::kDouble);
       mixer->forward(part, state);
-      sum = sum + state.handed[State::kAuxiliaryLoss] * (double(part.size(1)) / double(kTime));
+      sum = sum +
+            state.context.handed[Context::kAuxiliaryLoss] * (double(part.size(1)) / double(kTime));
     }
     return sum;
   }
@@ -43,7 +43,7 @@ struct MixerForms : testing::TestWithParam<MixerExample> {
   std::vector<at::Tensor> gradients(int64_t piece) {
     std::vector<at::Tensor> inputs = {x.requires_grad_()};
     for (const at::Tensor& parameter : mixer->parameters()) inputs.push_back(parameter);
-    const at::Tensor y = run(piece, false);
+    const at::Tensor y = run(piece);
     const at::Tensor c = at::randn(y.sizes(), generator("cotangent"), y.options());
     return torch::autograd::grad({(c * y).sum() + auxiliary_loss(piece)}, inputs);
   }
@@ -58,12 +58,10 @@ constexpr const char* kAdvice =
 
 TEST_P(MixerForms, AreOneFunction) {
   const at::NoGradGuard no_grad;
-  const at::Tensor whole = run(kTime, false);
+  const at::Tensor whole = run(kTime);
   ASSERT_EQ(whole.sizes(), x.sizes());
-  EXPECT_LE(relative_error(run(1, true), whole), 1e-12)
-      << "step by step; " << GetParam().table << kAdvice;
   for (const int64_t piece : {1, 16, 31})
-    EXPECT_LE(relative_error(run(piece, false), whole), 1e-12)
+    EXPECT_LE(relative_error(run(piece), whole), 1e-12)
         << "pieces of " << piece << "; " << GetParam().table << kAdvice;
 }
 
@@ -100,7 +98,7 @@ TEST_P(MixerForms, GradientOfTheProjectionIsTheSlope) {
   if (!weight || GetParam().mixer == "top1_element") return;
   const at::Tensor c = at::randn(x.sizes(), generator("cotangent"), at::kDouble);
   const at::Tensor direction = at::randn(weight->sizes(), generator("direction"), at::kDouble);
-  const auto loss = [&] { return (c * run(kTime, false)).sum(); };
+  const auto loss = [&] { return (c * run(kTime)).sum(); };
   const double slope =
       (torch::autograd::grad({loss()}, {*weight})[0] * direction).sum().item<double>();
   const at::NoGradGuard no_grad;
@@ -118,7 +116,7 @@ TEST_P(MixerForms, GradientOfTheProjectionIsTheSlope) {
 // In bf16 the median position counts: where a mixer selects, rounding may change a choice.
 TEST_P(MixerForms, ComputeInTheDtypeOfTheirInput) {
   const at::NoGradGuard no_grad;
-  const at::Tensor expected = run(kTime, false);
+  const at::Tensor expected = run(kTime);
   mixer->to(at::kFloat);
   for (const auto& [dtype, tolerance] : {std::pair(at::kFloat, 1e-5), {at::kBFloat16, 0.05}}) {
     State state;

@@ -22,7 +22,6 @@
 
 #include <cmath>
 
-#include "nn/cache.h"
 #include "nn/initial_values.h"
 #include "nn/layers.h"
 #include "nn/mixer.h"
@@ -103,6 +102,7 @@ struct Attention final : ProjectedMixer {
       q_norm = register_module("q_norm", head_norm(heads));
       k_norm = register_module("k_norm", head_norm(kv_heads));
     }
+    // As large as the projections that they replace: W x with W from N(0, 0.02) and x of unit size
     const Treatment of_constants{.start = normal(kMatrixDeviation * std::sqrt(double(d_model)))};
     if (constant_queries())
       queries =
@@ -195,43 +195,34 @@ struct Attention final : ProjectedMixer {
   bool turns_whole_heads() const {
     return config.position == "rope" && rotary_dim == config.head_dim;
   }
-  template <class Position>
-  at::Tensor turned(const at::Tensor& x, const Position& position) const {
-    if (turns_whole_heads()) return rotary(x, position);
-    return at::cat({rotary(x.narrow(-1, 0, rotary_dim), position), x.slice(-1, rotary_dim)}, -1);
+  at::Tensor turned(const at::Tensor& x, int64_t position, State& state) const {
+    if (turns_whole_heads()) return rotary(x, position, state);
+    return at::cat({rotary(x.narrow(-1, 0, rotary_dim), position, state), x.slice(-1, rotary_dim)},
+                   -1);
   }
 
-  // Queries, keys and values as attention takes them, and the scale of its scores, from the
-  // projected x without the gate. `position` is that of the first token, or a list with one
-  // position per token of projected [1, B, N].
-  struct Placed {
-    // [B, T, H or Hkv, D]
-    at::Tensor q;
-    at::Tensor k;
-    at::Tensor v;
-    double softmax_scale;
-  };
-  template <class Position>
-  Placed placed(const at::Tensor& projected, const Position& position) const {
+  using Heads = std::array<at::Tensor, 3>;  // q, k, v [B, T, H or Hkv, D]
+  // Queries, keys and values as attention takes them, from the projected x without the gate. Its
+  // first token is at `position`; or [1, B, N] are rows at positions of their own.
+  Heads placed(const at::Tensor& projected, int64_t position, State& state) const {
     if (turns_whole_heads() && !constant_keys()) {
-      const auto [cos, sin] = rotary.angles(projected, position);
-      const auto [q, k, v] = ops::rotary_qkv_(projected, config.num_heads, config.num_kv_heads, cos,
-                                              sin, norm_scale(cos.options()));
-      return {q, k, v, softmax_scale()};
+      const auto [cos, sin] = rotary.angles(projected, position, state);
+      return ops::rotary_qkv_(projected, config.num_heads, config.num_kv_heads, cos, sin,
+                              norm_scale(cos.options()));
     }
     const auto heads = projected.unflatten(-1, {-1, config.head_dim}).split_with_sizes(parts, 2);
-    at::Tensor q = constant_queries() ? constants(queries, projected, position) : heads[0];
-    at::Tensor k = constant_keys() ? constants(keys, projected, position) : heads[1];
+    at::Tensor q = constant_queries() ? constants(queries, projected, position, state) : heads[0];
+    at::Tensor k = constant_keys() ? constants(keys, projected, position, state) : heads[1];
     if (config.position == "rope") {
-      q = turned(q, position);
-      k = turned(k, position);
+      q = turned(q, position, state);
+      k = turned(k, position, state);
     }
     if (config.qk_norm) {
       q = unit_length(q);
       k = unit_length(k);
     }
     if (scale.defined()) q = q * scale.to(q.scalar_type()).unsqueeze(-1);
-    return {q, k, heads[2], softmax_scale()};
+    return {q, k, heads[2]};
   }
   double softmax_scale() const {
     if (config.softmax_scale > 0) return config.softmax_scale;
@@ -243,22 +234,16 @@ struct Attention final : ProjectedMixer {
     if (!config.qk_norm) return {};
     return scale.defined() ? scale : at::ones({config.num_heads}, options);
   }
-  at::Tensor constants(const at::Tensor& table, const at::Tensor& x, int64_t position) const {
-    const int64_t end = position + x.size(1);
+  at::Tensor constants(const at::Tensor& table, const at::Tensor& x, int64_t position,
+                       const State& state) const {
+    const RowPositions& rows = state.context.rows;
+    const int64_t end = rows.empty() ? position + x.size(1) : rows.end();
     if (end > config.max_positions)
       fail("attention: position {} is beyond max_positions = {} of its constants", end - 1,
            config.max_positions);
-    return table.slice(0, position, end)
-        .to(x.scalar_type())
-        .unsqueeze(0)
-        .expand({x.size(0), -1, -1, -1});
-  }
-  at::Tensor constants(const at::Tensor& table, const at::Tensor& x,
-                       const std::vector<int64_t>& positions) const {
-    std::vector<at::Tensor> rows;
-    for (const int64_t position : positions)
-      rows.push_back(constants(table, x.slice(1, 0, 1), std::max<int64_t>(position, 0)));
-    return at::cat(rows, 1);
+    const at::Tensor own = rows.empty() ? table.slice(0, position, end)
+                                        : table.index_select(0, rows.index(table.device()));
+    return own.to(x.scalar_type()).unsqueeze(0).expand({x.size(0), -1, -1, -1});
   }
   std::optional<at::Tensor> slopes_or_none() const {
     return slopes.defined() ? std::optional(slopes) : std::nullopt;
@@ -269,51 +254,32 @@ struct Attention final : ProjectedMixer {
 
   Projection input_projection() const override { return qkv->projection(); }
   at::Tensor mix(const at::Tensor& projected, State& state) override {
-    const int64_t position =
-        state.find("position").value_or(at::zeros({}, at::kLong)).item<int64_t>();
-    state["position"] = at::full({}, position + projected.size(1), at::kLong);
+    const int64_t position = state.advance(projected.size(1));
     const auto part = without_gate(projected);
-    if (projected.size(1) == 1 && !state.last && !at::GradMode::is_enabled() &&
-        kernel_makes_queries(projected.options()))
-      return output(attend_token(token(part[0].squeeze(1), position + 1), state, position)
-                        .flatten(1)
-                        .unsqueeze(1),
-                    part);
-    return output(attend(placed(part[0], position), state).flatten(2), part);
+    if (is_step(projected, state) && kernel_makes_queries(projected.options())) {
+      const at::Tensor y = attend_token(token(part[0].flatten(0, 1), position, state), state);
+      return output(y.view({projected.size(0), projected.size(1), -1}), part);
+    }
+    const auto body = [this](const Heads& heads, State& own) { return attend(heads, own); };
+    const Heads heads = placed(part[0], position, state);
+    return output(by_sequence(heads, state, body).flatten(2), part);
   }
-
-  bool caches_per_row() const override { return true; }
   bool can_be_captured(const at::TensorOptions& options) const override {
     return kernel_makes_queries(options);
   }
-  at::Tensor mix_step(const at::Tensor& projected, State& state) override {
-    if (state.positions.empty()) return ProjectedMixer::mix_step(projected, state);
-    if (state.caches.defined()) {
-      const auto part = without_gate(projected);
-      auto [q, k, v, options] = token(part[0], state.capacity);
-      options.window = window();
-      if (options.cos) state.read_by_graph = {*options.cos, *options.sin};
-      const at::Tensor out =
-          ops::decode_attention(q, k, v, state.device_positions, state.caches, options);
-      return output(out.flatten(1), part);
-    }
-    const auto part = without_gate(projected.unsqueeze(0));
-    const auto [q, k, v, softmax_scale] = placed(part[0], state.positions);
-    at::Tensor out = at::zeros_like(q);
-    const auto read = [&, &q = q, &k = k, &v = v, softmax_scale = softmax_scale](int64_t b) {
-      const auto row = [b](const at::Tensor& t) { return t.slice(1, b, b + 1); };
-      row(out).copy_(attend({row(q), row(k), row(v), softmax_scale}, state.rows[size_t(b)]));
-    };
-    for_each_row(state, projected.device(), read);
-    return output(out.flatten(2), part).squeeze(0);
+  // One token per sequence, which decode_attention may take.
+  static bool is_step(const at::Tensor& x, const State& state) {
+    return (x.size(1) == 1 || !state.context.rows.empty()) && !state.context.last &&
+           !at::GradMode::is_enabled();
   }
 
-  // One token per row: q, k, v [B, heads, D], and what decode_attention does with them.
+  // One token per sequence: q, k, v [B, heads, D], and what decode_attention does with them.
   struct Token {
     at::Tensor q;
     at::Tensor k;
     at::Tensor v;
     ops::DecodeOptions options;
+    int64_t position = 0;  // where the options depend on it
   };
   // decode_attention has no sinks.
   bool kernel_decodes(const at::TensorOptions& options) const {
@@ -325,52 +291,51 @@ struct Attention final : ProjectedMixer {
         config.position != "rope" || (turns_whole_heads() && config.head_dim % 16 == 0);
     return config.constants == "none" && rotates && kernel_decodes(options);
   }
-  // projected [B, N] of tokens at positions below `end`.
-  Token token(const at::Tensor& projected, int64_t end) const {
+  // projected [B, N]
+  Token token(const at::Tensor& projected, int64_t position, const State& state) const {
     const auto heads = projected.unflatten(-1, {-1, config.head_dim}).split_with_sizes(parts, 1);
     ops::DecodeOptions options{.scale = softmax_scale(),
                                .norm_scale = norm_scale(projected.options().dtype(at::kFloat)),
                                .alibi_slopes = slopes_or_none()};
+    const RowPositions& rows = state.context.rows;
     if (config.position == "rope")
-      std::tie(options.cos, options.sin) = rotary.tables(projected, end);
-    return {heads[0], heads[1], heads[2], options};
+      std::tie(options.cos, options.sin) =
+          rotary.tables(projected, rows.empty() ? position + 1 : rows.capacity);
+    return {heads[0], heads[1], heads[2], options, position};
   }
-  // The new tokens are at `position`. → [B, H, D]
-  at::Tensor attend_token(const Token& token, State& state, int64_t position) const {
-    const auto all = [&](const std::string& name, const at::Tensor& x) {
-      return config.window < 0 ? grow(state, name, x.unsqueeze(1), 1)
-                               : append_last(state, name, x.unsqueeze(1), config.window - 1);
-    };
-    const at::Tensor keys = all("k", token.k);
-    const at::Tensor values = all("v", token.v);
-    return ops::decode_attention(token.q, token.k, token.v, keys, values, position, token.options);
+  // → [B, H, D]
+  at::Tensor attend_token(Token token, State& state) const {
+    if (state.rows.addresses.defined()) {
+      token.options.window = past_k.window();
+      if (token.options.cos) state.rows.read_by_graph = {*token.options.cos, *token.options.sin};
+      return ops::decode_attention(token.q, token.k, token.v, state.context.rows.on_device,
+                                   state.rows.addresses, token.options);
+    }
+    const at::Tensor keys = past_k.grow(state, token.k.unsqueeze(1));
+    const at::Tensor values = past_v.grow(state, token.v.unsqueeze(1));
+    return ops::decode_attention(token.q, token.k, token.v, keys, values, token.position,
+                                 token.options);
   }
 
   // [B, T, H, D]; puts the past of the state before k and v, and what was read into the state.
-  at::Tensor attend(const Placed& heads, State& state) const {
-    auto [q, k, v, softmax_scale] = heads;
-    if (q.size(1) == 1 && !state.last && !at::GradMode::is_enabled() && kernel_decodes(q.options()))
+  at::Tensor attend(const Heads& heads, State& state) const {
+    const auto& [q, k, v] = heads;
+    if (is_step(q, state) && kernel_decodes(q.options()))
       return attend_token({q.squeeze(1),
                            k.squeeze(1),
                            v.squeeze(1),
-                           {.scale = softmax_scale, .alibi_slopes = slopes_or_none()}},
-                          state, 0)
+                           {.scale = softmax_scale(), .alibi_slopes = slopes_or_none()}},
+                          state)
           .unsqueeze(1);
-    if (config.window < 0) {
-      k = append(state, "k", k);
-      v = append(state, "v", v);
-    } else {
-      k = append_last(state, "k", k, config.window - 1);
-      v = append_last(state, "v", v, config.window - 1);
-    }
-    return ops::window_attention(q, k, v, config.window, softmax_scale, slopes_or_none(),
-                                 sinks_or_none());
+    return ops::window_attention(q, past_k.append(state, k), past_v.append(state, v), config.window,
+                                 softmax_scale(), slopes_or_none(), sinks_or_none());
   }
 
   at::Tensor attention_weights(const at::Tensor& x) const override {
-    const auto [q, k, v, softmax_scale] = placed(without_gate(qkv->forward(x))[0], int64_t{0});
+    State none;
+    const auto [q, k, v] = placed(without_gate(qkv->forward(x))[0], 0, none);
     return ops::window_attention_reference(q, k, values_of_positions(k), config.window,
-                                           softmax_scale, slopes_or_none(), sinks_or_none())
+                                           softmax_scale(), slopes_or_none(), sinks_or_none())
         .transpose(1, 2);
   }
 
@@ -380,12 +345,11 @@ struct Attention final : ProjectedMixer {
            (window - window * (window - 1) / (2.0 * double(time)));
   }
 
-  int64_t window() const override { return std::max<int64_t>(config.window, 0); }
   int64_t max_time() const override { return constant_keys() ? config.max_positions : INT64_MAX; }
 
-  // Constants begin as large as the projections that they replace: W x with W from N(0, 0.02) and x
-  // of unit size.
   Config config;
+  const Cache past_k = add_cache("k", {.window = std::max<int64_t>(config.window, 0)});
+  const Cache past_v = add_cache("v", {.window = std::max<int64_t>(config.window, 0)});
   int64_t rotary_dim;  // channels of a head that rope turns
   Rotary rotary;
   std::vector<int64_t> parts;    // heads of q, k, v that are projected

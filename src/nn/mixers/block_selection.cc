@@ -8,7 +8,6 @@
 // mixing_flops does not count it.
 #include <torch/torch.h>
 
-#include "nn/cache.h"
 #include "nn/indexer.h"
 #include "nn/layers.h"
 #include "nn/mixer.h"
@@ -63,58 +62,43 @@ struct BlockSelection final : Mixer {
         "indexer", std::make_shared<Indexer>("block_selection", d_model, c.num_heads, options));
   }
 
-  struct Heads {
-    std::array<at::Tensor, 3> qkv;  // [B, T, heads, D]
-    Indexer::Heads index;
-  };
-  // `position` is that of the first token of x, or a list with one per token of x [1, B, d_model].
-  template <class Position>
-  Heads heads_of(const at::Tensor& x, const Position& position) const {
-    const auto [cos, sin] = rotary.angles(x, position);
-    return {
-        ops::rotary_qkv_(qkv->forward(x), config.num_heads, config.num_kv_heads, cos, sin, scale),
-        indexer->heads_of(x, position)};
+  using Heads = std::array<at::Tensor, 5>;  // q, k, v, and q, k of the indexer, [B, T, heads, D]
+  // The first token of x is at `position`; or x [1, B, d_model] are rows at positions of their own.
+  Heads heads_of(const at::Tensor& x, int64_t position, State& state) const {
+    const auto [cos, sin] = rotary.angles(x, position, state);
+    const auto [q, k, v] =
+        ops::rotary_qkv_(qkv->forward(x), config.num_heads, config.num_kv_heads, cos, sin, scale);
+    const auto [index_q, index_k] = indexer->heads_of(x, position, state);
+    return {q, k, v, index_q, index_k};
   }
 
   at::Tensor forward(const at::Tensor& x, State& state) override {
-    return out_proj->forward(read(heads_of(x, length_of(state, "k")), state).flatten(2));
-  }
-  bool caches_per_row() const override { return true; }
-  at::Tensor step(const at::Tensor& x, State& state) override {
-    if (state.positions.empty()) return Mixer::step(x, state);
-    const Heads all = heads_of(x.unsqueeze(0), state.positions);
-    at::Tensor out = at::zeros_like(all.qkv[0]);
-    for_each_row(state, x.device(), [&](int64_t b) {
-      const auto row = [b](const at::Tensor& t) { return t.slice(1, b, b + 1); };
-      const Heads own{{row(all.qkv[0]), row(all.qkv[1]), row(all.qkv[2])},
-                      {row(all.index.q), row(all.index.k)}};
-      row(out).copy_(read(own, state.rows[size_t(b)]));
-    });
-    return out_proj->forward(out.flatten(2).squeeze(0));
+    const Heads heads = heads_of(x, past_k.length(state), state);
+    const auto body = [this](const Heads& of, State& own) { return read(of, own); };
+    return out_proj->forward(by_sequence(heads, state, body).flatten(2));
   }
 
   // [B, T, H, D]; puts the past of the state before keys and values, and these into the state.
   at::Tensor read(const Heads& heads, State& state) const {
-    const auto& [q, new_k, new_v] = heads.qkv;
-    const int64_t past = length_of(state, "k");
-    const at::Tensor k = append(state, "k", new_k);
-    const at::Tensor v = append(state, "v", new_v);
-    const at::Tensor index_k = indexer->all_keys(heads.index.k, past, state);
+    const auto& [q, new_k, new_v, index_q, new_index_k] = heads;
+    const int64_t past = past_k.length(state);
+    const at::Tensor k = past_k.append(state, new_k);
+    const at::Tensor v = past_v.append(state, new_v);
+    const at::Tensor index_k = indexer->all_keys(new_index_k, past, state);
     const auto known = recalled();
-    const at::Tensor chosen = known ? *known : indexer->choose(heads.index.q, index_k, past);
+    const at::Tensor chosen = known ? *known : indexer->choose(index_q, index_k, past);
     remember(chosen);
-    if (state.wants_auxiliary_loss())
-      state.add_auxiliary_loss(indexer->loss(heads.index, index_k, q, k, past));
+    if (state.context.wants_auxiliary_loss())
+      state.context.add_auxiliary_loss(indexer->loss(index_q, index_k, q, k, past));
     return std::get<0>(
         ops::top1_chunk(q, k, v, config.chunk_size, 1, "exact", config.top_k, chosen));
   }
   bool has_auxiliary_loss() const override { return true; }
 
   at::Tensor attention_weights(const at::Tensor& x) const override {
-    const auto [qkv, index] = heads_of(x, int64_t{0});
-    const auto& [q, k, v] = qkv;
     State none;
-    const at::Tensor chosen = indexer->choose(index.q, indexer->all_keys(index.k, 0, none), 0);
+    const auto [q, k, v, index_q, index_k] = heads_of(x, 0, none);
+    const at::Tensor chosen = indexer->choose(index_q, indexer->all_keys(index_k, 0, none), 0);
     return std::get<0>(ops::top1_chunk_reference(q, k, values_of_positions(k), config.chunk_size, 1,
                                                  "exact", config.top_k, chosen))
         .transpose(1, 2);
@@ -129,6 +113,8 @@ struct BlockSelection final : Mixer {
   }
 
   Config config;
+  const Cache past_k = add_cache("k");
+  const Cache past_v = add_cache("v");
   int64_t head_dim;
   Rotary rotary;
   std::shared_ptr<Linear> qkv;

@@ -12,7 +12,6 @@
 
 #include <cmath>
 
-#include "nn/cache.h"
 #include "nn/layers.h"
 #include "nn/mixer.h"
 #include "ops/attention/window_attention/window_attention.h"
@@ -75,12 +74,7 @@ struct ForgettingAttention final : ProjectedMixer {
   double scale() const { return 1 / std::sqrt(double(config.head_dim)); }
 
   // q, v [B, T, ·, D + columns], k [B, T, Hk, D] and ln σ(f + b) [B, T, H]
-  struct Heads {
-    at::Tensor q;
-    at::Tensor k;
-    at::Tensor v;
-    at::Tensor log_forget;
-  };
+  using Heads = std::array<at::Tensor, 4>;
   Heads heads_of(const std::vector<at::Tensor>& part) const {
     const auto heads = [&](const at::Tensor& x, const std::shared_ptr<Norm>& norm) {
       return (norm ? norm->forward(x) : x).unflatten(-1, {-1, config.head_dim});
@@ -103,48 +97,32 @@ struct ForgettingAttention final : ProjectedMixer {
     return at::constant_pad_nd(at::cat({k, high, middle, low}, -1), {0, columns - 3 * sharers});
   }
 
-  // [B, T, H, D]; puts the past of the state before k and v, and what was read into the state.
+  // [B, T, H, D + columns]; puts the past of the state before k and v, and what was read into the
+  // state.
   at::Tensor attend(const Heads& heads, State& state) const {
-    const bool trains = at::GradMode::is_enabled() && heads.log_forget.requires_grad();
+    const auto& [q, new_k, new_v, log_forget] = heads;
+    const bool trains = at::GradMode::is_enabled() && log_forget.requires_grad();
     const auto precise = [&](const at::Tensor& x) { return trains ? wide(x) : x; };
-    const at::Tensor sums = with_sums(precise(heads.k), heads.log_forget, state);
-    const at::Tensor k = append(state, "k", sums);
-    const at::Tensor v = append(state, "v", precise(heads.v));
-    return ops::window_attention(precise(heads.q), k, v, -1, scale())
-        .narrow(-1, 0, config.head_dim)
-        .to(heads.q.scalar_type());
+    const at::Tensor sums = with_sums(precise(new_k), log_forget, state);
+    const at::Tensor k = past_k.append(state, sums);
+    const at::Tensor v = past_v.append(state, precise(new_v));
+    return ops::window_attention(precise(q), k, v, -1, scale()).to(q.scalar_type());
   }
   Projection input_projection() const override { return in_proj->projection(); }
   at::Tensor mix(const at::Tensor& projected, State& state) override {
     const auto part = ops::split(projected, parts);
-    return output(attend(heads_of(part), state).flatten(2), part);
-  }
-
-  at::Tensor output(const at::Tensor& y, const std::vector<at::Tensor>& part) const {
+    const auto body = [this](const Heads& heads, State& own) { return attend(heads, own); };
+    const at::Tensor y =
+        by_sequence(heads_of(part), state, body).narrow(-1, 0, config.head_dim).flatten(2);
     return out_proj->forward(config.output_gate ? y * part[4].sigmoid() : y);
   }
 
-  bool caches_per_row() const override { return true; }
-  bool can_be_captured(const at::TensorOptions&) const override { return false; }
-  at::Tensor mix_step(const at::Tensor& projected, State& state) override {
-    if (state.positions.empty()) return ProjectedMixer::mix_step(projected, state);
-    const auto part = ops::split(projected.unsqueeze(0), parts);  // rows lie along time
-    const Heads heads = heads_of(part);
-    at::Tensor out = at::zeros_like(heads.q.narrow(-1, 0, config.head_dim));
-    for_each_row(state, projected.device(), [&](int64_t b) {
-      const auto row = [b](const at::Tensor& t) { return t.slice(1, b, b + 1); };
-      row(out).copy_(attend({row(heads.q), row(heads.k), row(heads.v), row(heads.log_forget)},
-                            state.rows[size_t(b)]));
-    });
-    return output(out.flatten(2), part).squeeze(0);
-  }
-
   at::Tensor attention_weights(const at::Tensor& x) const override {
-    const Heads heads = heads_of(ops::split(in_proj->forward(x), parts));
+    const auto [q, new_k, new_v, log_forget] = heads_of(ops::split(in_proj->forward(x), parts));
     State none;
-    const at::Tensor k = with_sums(heads.k, heads.log_forget, none);
+    const at::Tensor k = with_sums(new_k, log_forget, none);
     const at::Tensor v = values_of_positions(k);
-    return ops::window_attention_reference(heads.q, k, v, -1, scale()).transpose(1, 2);
+    return ops::window_attention_reference(q, k, v, -1, scale()).transpose(1, 2);
   }
 
   double mixing_flops(int64_t time) const override {
@@ -152,6 +130,8 @@ struct ForgettingAttention final : ProjectedMixer {
   }
 
   Config config;
+  const Cache past_k = add_cache("k");
+  const Cache past_v = add_cache("v");
   // query heads per key head; channels in addition to D
   int64_t sharers;
   int64_t columns;

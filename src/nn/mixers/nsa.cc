@@ -20,7 +20,6 @@
 
 #include <cmath>
 
-#include "nn/cache.h"
 #include "nn/initial_values.h"
 #include "nn/layers.h"
 #include "nn/mixer.h"
@@ -113,29 +112,17 @@ struct NativeSparseAttention final : Mixer {
     return c;
   }
 
-  // All [B, T, heads, D] but the gates. k and v hold the heads of the selected branch, then those
-  // of the window; `raw` holds the keys to compress, then the values.
-  struct Projected {
-    at::Tensor q;
-    at::Tensor turned;
-    at::Tensor k;
-    at::Tensor v;
-    at::Tensor raw;
-    at::Tensor gates;  // [B, T, H, 3]
-    Projected row(int64_t b) const {
-      const auto of = [b](const at::Tensor& t) { return t.slice(1, b, b + 1); };
-      return {of(q), of(turned), of(k), of(v), of(raw), of(gates)};
-    }
-  };
-  // `position` is that of the first token of x, or a list with one per token of x [1, B, d_model].
-  template <class Position>
-  Projected project(const at::Tensor& x, const Position& position) const {
+  // q, turned q, k, v, the keys and values to compress, all [B, T, heads, D], and the gates
+  // [B, T, H, 3]. k and v hold the heads of the selected branch, then those of the window.
+  using Heads = std::array<at::Tensor, 6>;
+  // The first token of x is at `position`; or x [1, B, d_model] are rows at positions of their own.
+  Heads project(const at::Tensor& x, int64_t position, State& state) const {
     const int64_t heads = config.num_heads;
     const int64_t kv_heads = config.num_kv_heads;
     const auto part = ops::split(qkv->forward(x), {(heads + 2 * kv_heads) * config.head_dim,
                                                    2 * kv_heads * config.head_dim});
     const at::Tensor qk = split_heads(part[0], heads + 2 * kv_heads);
-    const auto [cos, sin] = rotary.angles(x, position);
+    const auto [cos, sin] = rotary.angles(x, position, state);
     const auto [turned, k] = ops::rotary_qk(qk, 2 * kv_heads, cos, sin);
     return {qk.narrow(2, 0, heads),
             turned,
@@ -146,39 +133,29 @@ struct NativeSparseAttention final : Mixer {
   }
 
   at::Tensor forward(const at::Tensor& x, State& state) override {
-    return out_proj->forward(read(project(x, length_of(state, "k")), state).flatten(2));
+    const Heads heads = project(x, past_k.length(state), state);
+    const auto body = [this](const Heads& of, State& own) { return read(of, own); };
+    return out_proj->forward(by_sequence(heads, state, body).flatten(2));
   }
-  bool caches_per_row() const override { return true; }
-  at::Tensor step(const at::Tensor& x, State& state) override {
-    if (state.positions.empty()) return Mixer::step(x, state);
-    const Projected projected = project(x.unsqueeze(0), state.positions);
-    at::Tensor out = at::zeros_like(projected.turned);
-    for_each_row(state, x.device(), [&](int64_t b) {
-      out.slice(1, b, b + 1).copy_(read(projected.row(b), state.rows[size_t(b)]));
-    });
-    return out_proj->forward(out.flatten(2).squeeze(0));
-  }
-
   // [B, T, H, D]; puts the past of the state before keys and values, and these into the state.
-  at::Tensor read(const Projected& projected, State& state) const {
-    const auto& [q, turned, all_k, all_v, raw, gates] = projected;
-    const int64_t past = length_of(state, "k");
-    const int64_t kept = config.window - 1;
+  at::Tensor read(const Heads& heads, State& state) const {
+    const auto& [q, turned, all_k, all_v, raw, gates] = heads;
+    const int64_t past = past_k.length(state);
     const auto [block_k, block_v] = halves(compressed(raw, past, state));
     const at::Tensor by_block = read_blocks(q, block_k, block_v, past);
 
     const auto [new_k, new_window_k] = halves(all_k);
     const auto [new_v, new_window_v] = halves(all_v);
-    const at::Tensor k = append(state, "k", new_k);
-    const at::Tensor v = append(state, "v", new_v);
+    const at::Tensor k = past_k.append(state, new_k);
+    const at::Tensor v = past_v.append(state, new_v);
     const auto known = recalled();
     const at::Tensor selected = known ? *known : choose(q, block_k, past);
     remember(selected);
     const at::Tensor by_choice = std::get<0>(ops::top1_chunk(
         turned, k, v, config.block_size, scale(), "exact", selected.size(-1), selected));
 
-    const at::Tensor window_k = append_last(state, "window_k", new_window_k, kept);
-    const at::Tensor window_v = append_last(state, "window_v", new_window_v, kept);
+    const at::Tensor window_k = past_window_k.append(state, new_window_k);
+    const at::Tensor window_v = past_window_v.append(state, new_window_v);
     const at::Tensor by_window =
         ops::window_attention(turned, window_k, window_v, config.window, scale());
 
@@ -205,8 +182,7 @@ struct NativeSparseAttention final : Mixer {
     const int64_t known = blocks_of(past);
     const int64_t total = past + raw.size(1);
     const int64_t added = blocks_of(total) - known;
-    const at::Tensor pending =
-        append_last(state, "to_compress", raw, total - (known + added) * stride);
+    const at::Tensor pending = to_compress.append(state, raw, total - (known + added) * stride);
     if (added == 0) {
       const auto sizes = {raw.size(0), int64_t{0}, raw.size(2), raw.size(3)};
       return state.find("compressed").value_or(raw.new_empty(sizes));
@@ -217,8 +193,7 @@ struct NativeSparseAttention final : Mixer {
     std::vector<at::Tensor> parts;
     for (int64_t i = 0; i < per_block; ++i) parts.push_back(strides.narrow(1, i, added));
     const auto [k, v] = halves(at::cat(parts, 3).flatten(3));
-    return append(state, "compressed",
-                  at::cat({compress_k->forward(k), compress_v->forward(v)}, 2));
+    return past_blocks.append(state, at::cat({compress_k->forward(k), compress_v->forward(v)}, 2));
   }
 
   // Attention to the compressed blocks that each query has read, 0 where there are none. The
@@ -312,9 +287,13 @@ struct NativeSparseAttention final : Mixer {
     return (compressing + heads * width * (6 * scored + 4 * read)) / double(time);
   }
 
-  int64_t window() const override { return config.window; }
-
   Config config;
+  const Cache past_k = add_cache("k");
+  const Cache past_v = add_cache("v");
+  const Cache past_window_k = add_cache("window_k", {.window = config.window});
+  const Cache past_window_v = add_cache("window_v", {.window = config.window});
+  const Cache past_blocks = add_cache("compressed", {.tokens = config.compress_stride});
+  const Cache to_compress{"to_compress"};
   Rotary rotary;
   std::shared_ptr<Linear> qkv;
   std::shared_ptr<Linear> block_proj;

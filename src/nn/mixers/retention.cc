@@ -50,10 +50,7 @@ struct Retention final : ProjectedMixer {
 
   Projection input_projection() const override { return qkvg_proj->projection(); }
   at::Tensor mix(const at::Tensor& projected, State& state) override {
-    const int64_t position =
-        state.find("position").value_or(at::zeros({}, at::kLong)).item<int64_t>();
-    if (state.positions.empty())
-      state["position"] = at::full({}, position + projected.size(1), at::kLong);
+    const int64_t position = state.advance(projected.size(1));
     const auto part = ops::split(projected, {2 * K, V, V});
     const auto [q, k] = rotated(split_heads(part[0], 2 * config.num_heads), position, state);
     const at::Tensor g = log_decay.to(at::promote_types(projected.scalar_type(), at::kFloat))
@@ -67,11 +64,9 @@ struct Retention final : ProjectedMixer {
 
   // q and k [B, T, H, D] of qk [B, T, 2 H, D]. Rows at positions of their own lie along time.
   std::array<at::Tensor, 2> rotated(const at::Tensor& qk, int64_t position, State& state) const {
-    const bool own = !state.positions.empty();
+    const bool own = !state.context.rows.empty();
     const at::Tensor rows = own ? qk.transpose(0, 1) : qk;
-    const auto [cos, sin] = state.device_positions.defined() ? rotary.angles_of_step(rows, state)
-                            : own                            ? rotary.angles(rows, state.positions)
-                                                             : rotary.angles(rows, position);
+    const auto [cos, sin] = rotary.angles(rows, position, state);
     auto parts = ops::rotary_qk(rows, config.num_heads, cos, sin);
     if (own)
       for (at::Tensor& part : parts) part = part.transpose(0, 1);

@@ -9,7 +9,7 @@
 //   out = W_o ((LayerNorm_head(y) + (Σ_head r ⊙ k ⊙ r_k) v) ⊙ g)
 // As RWKV-LM's training code (x070) has it, starting values and parameter groups
 // included. Its first layer holds v₀, V₁, V₂ unused; ours does not. v_first goes from
-// layer to layer in State::handed.
+// layer to layer in Context::handed.
 #include <torch/torch.h>
 
 #include <cmath>
@@ -114,9 +114,9 @@ struct Rwkv7 final : Mixer {
   // The first such layer's own, handed on; the others' mixed with them.
   at::Tensor mixed_values(const at::Tensor& x, State& state) const {
     const at::Tensor v = v_proj->forward(x);
-    if (place.first) return state.handed["rwkv7.v_first"] = v;
-    const auto first = state.handed.find("rwkv7.v_first");
-    if (first == state.handed.end())
+    if (place.first) return state.context.handed["rwkv7.v_first"] = v;
+    const auto first = state.context.handed.find("rwkv7.v_first");
+    if (first == state.context.handed.end())
       fail<Error>("rwkv7: layer {} was not handed the values of the first such layer", place.layer);
     return ops::rwkv7_values(v, first->second, value_mix->forward(x));
   }

@@ -13,7 +13,6 @@
 
 #include <cmath>
 
-#include "nn/cache.h"
 #include "nn/layers.h"
 #include "nn/mixer.h"
 #include "nn/recompute.h"
@@ -74,65 +73,32 @@ struct Top1 : ProjectedMixer {
     return c;
   }
 
-  struct Projected {
-    // [B, T, H, D]; [B, S, Hk, D] with the past in front
-    at::Tensor q;
-    at::Tensor k;
-    at::Tensor v;
-    double softmax_scale;
-  };
-  Projected place_with_past(const at::Tensor& projected, State& state) const {
-    const int64_t position = length_of(state, "k");
-    return with_past(placed(projected, position), state);
+  using Heads = std::array<at::Tensor, 3>;  // q [B, T, H, D], k and v [B, T or S, Hk, D]
+  // The first token is at the end of the past, which is put in front of k and v.
+  Heads with_past(const Heads& heads, State& state) const {
+    const auto& [q, k, v] = heads;
+    return {q, past_k.append(state, k), past_v.append(state, v)};
   }
-  Projected with_past(const std::array<at::Tensor, 3>& qkv, State& state) const {
-    const auto& [q, k, v] = qkv;
-    return with_scale({q, append(state, "k", k), append(state, "v", v)});
-  }
-  Projected with_scale(const std::array<at::Tensor, 3>& qkv) const {
-    return {qkv[0], qkv[1], qkv[2], heads.qk_norm ? 1 : 1 / std::sqrt(double(heads.head_dim))};
-  }
+  double softmax_scale() const { return heads.qk_norm ? 1 : 1 / std::sqrt(double(heads.head_dim)); }
 
   Projection input_projection() const override { return qkv->projection(); }
   at::Tensor mix(const at::Tensor& projected, State& state) override {
-    return out_proj->forward(read(place_with_past(projected, state), state).flatten(2));
+    const Heads placed = place(projected, past_k.length(state), state);
+    if (state.rows.addresses.defined())
+      return out_proj->forward(decode(placed, state).unsqueeze(0));
+    const auto body = [this](const Heads& of, State& own) { return read(with_past(of, own), own); };
+    return out_proj->forward(by_sequence(placed, state, body).flatten(2));
   }
-  bool caches_per_row() const override { return true; }
-  // Only if it has decode().
-  bool can_be_captured(const at::TensorOptions&) const override { return false; }
-  at::Tensor mix_step(const at::Tensor& projected, State& state) override {
-    if (state.positions.empty()) return ProjectedMixer::mix_step(projected, state);
-    const at::Tensor along_time = projected.unsqueeze(0);
-    if (state.caches.defined())
-      return out_proj->forward(decode(with_scale(placed(along_time, state)), state));
-    const auto new_rows = placed(along_time, state.positions);
-    at::Tensor out = at::zeros_like(new_rows[0]);
-    for_each_row(state, projected.device(), [&](int64_t b) {
-      const auto row = [b](const at::Tensor& t) { return t.slice(1, b, b + 1); };
-      State& own = state.rows[size_t(b)];
-      row(out).copy_(
-          read(with_past({row(new_rows[0]), row(new_rows[1]), row(new_rows[2])}, own), own));
-    });
-    return out_proj->forward(out.flatten(2).squeeze(0));
-  }
-  virtual at::Tensor read(const Projected& projected, State& state) = 0;  // → [B, T, H, D]
-  // read() for the new tokens [1, B, heads, D] of a step with State::caches → [B, H D]
-  virtual at::Tensor decode(const Projected&, State&) { fail<Error>("top1: no decode()"); }
-  std::pair<at::Tensor, at::Tensor> angles(const at::Tensor& x, State& state) const {
-    return rotary.angles_of_step(x, state);
-  }
-  template <class Position>
-  std::pair<at::Tensor, at::Tensor> angles(const at::Tensor& x, const Position& position) const {
-    return rotary.angles(x, position);
-  }
-  // Queries, keys and values with norm, scale and rotation, from the projected x. `place` is the
-  // position of the first token, a list with one position per token of projected [1, B, N], or the
-  // state of a batch whose positions are on the device.
-  template <class Place>
-  std::array<at::Tensor, 3> placed(const at::Tensor& projected, Place& place) const {
+  virtual at::Tensor read(const Heads& with_past, State& state) = 0;  // → [B, T, H, D]
+  // read() for the new tokens [1, B, heads, D] of a step with State::Rows::addresses → [B, H D].
+  // For a mixer that can be captured.
+  virtual at::Tensor decode(const Heads&, State&) { fail<Error>("top1: no decode()"); }
+  // Queries, keys and values with norm, scale and rotation, from the projected x. Its first token
+  // is at `position`; or [1, B, N] are rows at positions of their own.
+  Heads place(const at::Tensor& projected, int64_t position, State& state) const {
     const int64_t kv_heads = heads.num_kv_heads;
     if (heads.position == "rope") {
-      const auto [cos, sin] = angles(projected, place);
+      const auto [cos, sin] = rotary.angles(projected, position, state);
       return ops::rotary_qkv_(projected, heads.num_heads, kv_heads, cos, sin,
                               heads.qk_norm ? std::optional(scale) : std::nullopt);
     }
@@ -144,6 +110,8 @@ struct Top1 : ProjectedMixer {
   }
 
   HeadsConfig heads;
+  const Cache past_k = add_cache("k");
+  const Cache past_v = add_cache("v");
   Rotary rotary;
   std::shared_ptr<Linear> qkv;
   std::shared_ptr<Linear> out_proj;
@@ -154,16 +122,16 @@ struct Top1Element final : Top1 {
   using Config = HeadsConfig;
   Top1Element(Config c, int64_t d_model) : Top1("top1_element", c, d_model) {}
 
-  at::Tensor read(const Projected& projected, State&) override {
-    const auto& [q, k, v, softmax_scale] = projected;
-    return std::get<0>(ops::top1_element(q, k, v, softmax_scale));
+  at::Tensor read(const Heads& with_past, State&) override {
+    const auto& [q, k, v] = with_past;
+    return std::get<0>(ops::top1_element(q, k, v, softmax_scale()));
   }
 
   // One-hot weights: 1 at the position that is read, 0 elsewhere
   at::Tensor attention_weights(const at::Tensor& x) const override {
     State none;
-    const auto [q, k, v, softmax_scale] = place_with_past(qkv->forward(x), none);
-    return std::get<0>(ops::top1_element_reference(q, k, values_of_positions(k), softmax_scale))
+    const auto [q, k, v] = place(qkv->forward(x), 0, none);
+    return std::get<0>(ops::top1_element_reference(q, k, values_of_positions(k), softmax_scale()))
         .transpose(1, 2);
   }
 
@@ -174,7 +142,6 @@ struct Top1Element final : Top1 {
 };
 
 struct Top1Chunk final : Top1 {
-  static constexpr const char* kSummaries = "chunk_summaries";
   struct Config : HeadsConfig {
     int64_t chunk_size = 128;
     int64_t top_k = 1;
@@ -200,12 +167,17 @@ struct Top1Chunk final : Top1 {
       fail("top1_chunk: shortlist = {} must be top_k = {} or more", c.shortlist, c.top_k);
     if (c.rank < 0) fail("top1_chunk: rank = {} must not be negative", c.rank);
     one_of("top1_chunk", "selection", c.selection, {"exact", "approx", "shortlist"});
+    if (c.selection == "exact") return;
+    const auto none = [size = c.chunk_size](const State& row) {
+      return ops::chunk_summaries(row.find("k")->slice(1, 0, 1), size).slice(1, 0, 0);
+    };
+    past_summaries = add_cache("chunk_summaries", {.tokens = c.chunk_size, .empty = none});
   }
 
-  at::Tensor read(const Projected& projected, State& state) override {
-    const auto& [q, k, v, softmax_scale] = projected;
+  at::Tensor read(const Heads& with_past, State& state) override {
+    const auto& [q, k, v] = with_past;
     const auto [out, logsumexp, chosen] =
-        ops::top1_chunk(q, k, v, config.chunk_size, softmax_scale, config.selection, config.top_k,
+        ops::top1_chunk(q, k, v, config.chunk_size, softmax_scale(), config.selection, config.top_k,
                         recalled(), config.shortlist, config.rank, summaries(k, state));
     remember(chosen);
     return out;
@@ -213,9 +185,9 @@ struct Top1Chunk final : Top1 {
 
   at::Tensor attention_weights(const at::Tensor& x) const override {
     State none;
-    const auto [q, k, v, softmax_scale] = place_with_past(qkv->forward(x), none);
+    const auto [q, k, v] = place(qkv->forward(x), 0, none);
     const auto out = ops::top1_chunk_reference(q, k, values_of_positions(k), config.chunk_size,
-                                               softmax_scale, config.selection, config.top_k, {},
+                                               softmax_scale(), config.selection, config.top_k, {},
                                                config.shortlist, config.rank);
     return std::get<0>(out).transpose(1, 2);
   }
@@ -226,35 +198,24 @@ struct Top1Chunk final : Top1 {
     return ops::top1_chunk_decode_serves(options, heads.head_dim, config.chunk_size,
                                          config.selection, config.top_k);
   }
-  std::vector<Cache> caches() const override {
-    std::vector<Cache> all = Top1::caches();
-    if (config.selection == "approx") all.push_back({kSummaries, config.chunk_size});
-    return all;
-  }
-  void add_missing_caches(State& row) const override {
-    if (config.selection == "approx" && !row.find(kSummaries))
-      row[kSummaries] =
-          ops::chunk_summaries(row["k"].slice(1, 0, 1), config.chunk_size).slice(1, 0, 0);
-  }
-  at::Tensor decode(const Projected& projected, State& state) override {
-    const auto& [q, k, v, softmax_scale] = projected;
-    return ops::top1_chunk_decode(q[0], k[0], v[0], state.device_positions, state.caches,
-                                  config.chunk_size, softmax_scale, config.selection, config.top_k,
-                                  state.capacity)
+  at::Tensor decode(const Heads& placed, State& state) override {
+    const auto& [q, k, v] = placed;
+    return ops::top1_chunk_decode(q[0], k[0], v[0], state.context.rows.on_device,
+                                  state.rows.addresses, config.chunk_size, softmax_scale(),
+                                  config.selection, config.top_k, state.context.rows.capacity)
         .flatten(1);
   }
 
   // Summaries of the chunks that are full; those that this piece filled are appended to the state.
   // No value if nothing reads them later.
   std::optional<at::Tensor> summaries(const at::Tensor& k, State& state) const {
-    const int64_t known = length_of(state, kSummaries);
+    if (!past_summaries || at::GradMode::is_enabled()) return {};
+    const int64_t known = past_summaries->length(state);
     const int64_t full = k.size(1) / config.chunk_size;
-    if (config.selection == "exact" || at::GradMode::is_enabled() || (state.last && known == 0))
-      return {};
-    if (full == known) return state.find(kSummaries);
-    return append(
-        state, kSummaries,
-        ops::chunk_summaries(k.slice(1, known * config.chunk_size), config.chunk_size, rank()));
+    if (state.context.last && known == 0) return {};
+    if (full == known) return state.find(past_summaries->name());
+    return past_summaries->append(state, ops::chunk_summaries(k.slice(1, known * config.chunk_size),
+                                                              config.chunk_size, rank()));
   }
 
   // Keys read per query, and what choosing costs: an exact score reads a candidate's keys, a cheap
@@ -278,6 +239,7 @@ struct Top1Chunk final : Top1 {
   }
 
   Config config;
+  std::optional<Cache> past_summaries;  // of full chunks, unless the choice is exact
 };
 
 const RegisterMixer<Top1Element> element(
