@@ -1,6 +1,7 @@
 """assay check FILE.py:CLASS: whether a PyTorch module can be a mixer in a plan."""
 
 import argparse
+import contextlib
 import copy
 import json
 import os
@@ -32,6 +33,64 @@ def _error(found, expected):
     """The largest difference over the largest value."""
     scale = max(expected.abs().max().item(), 1e-30)
     return (found - expected).abs().max().item() / scale
+
+
+def _fail(hosted, text):
+    raise PythonModuleError(f"{hosted.where}: {text}")
+
+
+def check_forward(hosted, x):
+    """Shape, dtype and values of the output, and that the call changes neither x nor a buffer."""
+    hosted.place_buffers(x)
+    before = x.clone()
+    buffers = {n: b.clone() for n, b in hosted.module.named_buffers()}
+    y = hosted(x, [], [])[0]  # checks the shape
+    # With bfloat16, norms give float32
+    if hosted.returned not in (x.dtype, torch.promote_types(x.dtype, torch.float32)):
+        _fail(hosted, f"forward returns {hosted.returned} for an input of {x.dtype}")
+    if not torch.equal(x, before):
+        _fail(hosted, "forward changes its input in place; work on a copy")
+    if not y.isfinite().all():
+        _fail(hosted, "forward returns values that are NaN or infinite")
+    for name, buffer in hosted.module.named_buffers():
+        if not torch.equal(buffer, buffers[name]):
+            _fail(
+                hosted,
+                f"forward changes the buffer '{name}'. Checkpoints do not hold buffers, so a "
+                "run could not be resumed. Keep what changes in the state",
+            )
+
+
+def check_gradients(hosted, x):
+    """The input and every parameter get a gradient. Returns the number of parameters."""
+    found = _gradients(hosted, x)
+    for name, gradient in found.items():
+        if name == "y":
+            continue
+        if gradient is None or not gradient.any():
+            _fail(
+                hosted,
+                f"{name} gets no gradient. Is it used in forward, and is there a detach(), a "
+                ".data, an argmax or a no_grad() between it and the output?",
+            )
+        if not gradient.isfinite().all():
+            _fail(hosted, f"the gradient of {name} is NaN or infinite")
+    return len(found) - 2
+
+
+def _gradients(hosted, x):
+    """The output, and the gradients of the input and of every parameter, by what they are."""
+    x = x.clone().requires_grad_()
+    named = dict(hosted.module.named_parameters())
+    y = hosted(x, [], [])[0]
+    weights = torch.linspace(-1, 1, y.numel(), dtype=y.dtype, device=y.device).view_as(y)
+    if not y.requires_grad:
+        _fail(hosted, "the output has no gradient: forward is computed without autograd")
+    gradients = torch.autograd.grad(
+        (y * weights).sum() + y.square().sum(), [x, *named.values()], allow_unused=True
+    )
+    names = ["the input", *(f"the parameter '{name}'" for name in named)]
+    return {"y": y.detach()} | dict(zip(names, gradients))
 
 
 class _Checker:
@@ -72,7 +131,7 @@ class _Checker:
             raise _Stop
 
     def fail(self, text):
-        raise PythonModuleError(f"{self.where}: {text}")
+        _fail(self.hosted, text)
 
     def _copy(self, dtype):
         # With bfloat16, parameters stay float32, as in training
@@ -132,27 +191,7 @@ class _Checker:
         self._find_precision()
 
     def shape_and_dtype(self):
-        x = self._x(2, 16, self.dtype)
-        before = x.clone()
-        buffers = {n: b.clone() for n, b in self.hosted.module.named_buffers()}
-        self._whole(self.hosted, x)  # checks the shape
-        with self.hosted.precision(x):
-            out = self.hosted.module(x, None) if self.hosted.keeps_state else self.hosted.module(x)
-        y = out[0] if isinstance(out, tuple) and out else out
-        if not isinstance(y, torch.Tensor):
-            self.fail(f"forward must return a tensor; it returns {type(y).__name__}")
-        if y.dtype != x.dtype:
-            self.fail(f"forward returns {y.dtype} for an input of {x.dtype}")
-        if not y.isfinite().all():
-            self.fail("forward returns values that are NaN or infinite")
-        if not torch.equal(x, before):
-            self.fail("forward changes its input in place; work on a copy")
-        for name, buffer in self.hosted.module.named_buffers():
-            if not torch.equal(buffer, buffers[name]):
-                self.fail(
-                    f"forward changes the buffer '{name}'. Checkpoints do not hold buffers, so a "
-                    "run could not be resumed. Keep what changes in the state"
-                )
+        check_forward(self.hosted, self._x(2, 16, self.dtype))
         if self.wide != torch.float64:
             why = f": {self.refused}" if self.refused else ""
             return (
@@ -205,7 +244,7 @@ class _Checker:
     def repeated(self):
         """Two calls give the same bits."""
         x = self._x(2, 16, self.dtype, seed=4)
-        first, second = self._gradients(self.hosted, x), self._gradients(self.hosted, x)
+        first, second = _gradients(self.hosted, x), _gradients(self.hosted, x)
         for name in first:
             if first[name] is not None and not torch.equal(first[name], second[name]):
                 self.fail(
@@ -216,32 +255,8 @@ class _Checker:
 
     def gradients(self):
         """The input and every parameter get a gradient."""
-        found = self._gradients(self.hosted, self._x(2, 16, self.dtype, seed=5))
-        for name, gradient in found.items():
-            if name == "y":
-                continue
-            if gradient is None or not gradient.any():
-                self.fail(
-                    f"{name} gets no gradient. Is it used in forward, and is there a detach(), a "
-                    ".data, an argmax or a no_grad() between it and the output?"
-                )
-            if not gradient.isfinite().all():
-                self.fail(f"the gradient of {name} is NaN or infinite")
-        return f"{len(found) - 2} parameters"
-
-    def _gradients(self, hosted, x):
-        """The output, and the gradients of the input and of every parameter, by what they are."""
-        x = x.clone().requires_grad_()
-        named = dict(hosted.module.named_parameters())
-        y = self._whole(hosted, x)
-        weights = torch.linspace(-1, 1, y.numel(), dtype=y.dtype, device=y.device).view_as(y)
-        if not y.requires_grad:
-            self.fail("the output has no gradient: forward is computed without autograd")
-        gradients = torch.autograd.grad(
-            (y * weights).sum() + y.square().sum(), [x, *named.values()], allow_unused=True
-        )
-        names = ["the input", *(f"the parameter '{name}'" for name in named)]
-        return {"y": y.detach()} | dict(zip(names, gradients))
+        number = check_gradients(self.hosted, self._x(2, 16, self.dtype, seed=5))
+        return f"{number} parameter{'s' * (number != 1)}"
 
     def gradcheck(self):
         """Gradients in float64 agree with finite differences."""
@@ -337,6 +352,23 @@ def _field(text):
         return key, value
 
 
+def _results(options):
+    name, colon, cls = options.module.rpartition(":")
+    if not colon:
+        raise PythonModuleError(f"'{options.module}' names no class; expected FILE.py:CLASS")
+    source = ""
+    if name.endswith(".py"):
+        if not os.path.isfile(name):
+            raise PythonModuleError(f"{name}: no such file")
+        with open(name, encoding="utf-8") as file:
+            source = file.read()
+    found = find_class(load(name, source), cls, name)
+    fields = dict(_field(text) for text in options.fields)
+    return _checked(
+        lambda: construct(found, options.d_model, fields), options.d_model, options.device
+    )
+
+
 def main(arguments):
     parser = argparse.ArgumentParser(
         prog="assay check",
@@ -344,26 +376,15 @@ def main(arguments):
         "precision, and the law of mixers if it has a state.",
     )
     parser.add_argument("module", metavar="FILE.py:CLASS", help="or MODULE:CLASS")
-    parser.add_argument("fields", nargs="*", metavar="key=value", help="fields of the constructor")
+    parser.add_argument("fields", nargs="*", default=[], metavar="key=value", help="fields of the constructor")
     parser.add_argument("--d-model", type=int, default=64, help="width (default: 64)")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:N (default: cpu)")
     parser.add_argument("--json", action="store_true", help="one JSON document on standard output")
     options = parser.parse_intermixed_args(arguments)
-    name, colon, cls = options.module.rpartition(":")
+    cls = options.module.rpartition(":")[2]
     try:
-        if not colon:
-            raise PythonModuleError(f"'{options.module}' names no class; expected FILE.py:CLASS")
-        source = ""
-        if name.endswith(".py"):
-            if not os.path.isfile(name):
-                raise PythonModuleError(f"{name}: no such file")
-            with open(name, encoding="utf-8") as file:
-                source = file.read()
-        found = find_class(load(name, source), cls, name)
-        fields = dict(_field(text) for text in options.fields)
-        results = _checked(
-            lambda: construct(found, options.d_model, fields), options.d_model, options.device
-        )
+        with contextlib.redirect_stdout(sys.stderr):  # for modules that print
+            results = _results(options)
     except PythonModuleError as error:
         if options.json:
             print(json.dumps({"error": str(error), "exit_code": 2}))

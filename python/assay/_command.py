@@ -53,6 +53,7 @@ def main():
     from . import _mixers
 
     _mixers.register()
+    sys.stdout = sys.stderr  # for modules that print; the program writes its results there itself
     arguments = [os.fsencode(word) for word in ["assay", *sys.argv[1:]]]
     return library.assay_hosted_main(
         os.fsencode(_script()),

@@ -19,6 +19,7 @@ import linecache
 import math
 import os
 import pathlib
+import re
 import sys
 import traceback
 import unittest.mock
@@ -31,6 +32,8 @@ except ImportError:  # Python 3.10
     import tomli as tomllib
 
 _SINGLE = "state"  # the name of a state that is one tensor
+_PREFIX = "assay_python_"  # of the names of modules that are files
+_STOPS = (Exception, SystemExit)  # what stops a module; Ctrl-C stops the program
 
 
 class PythonModuleError(Exception):
@@ -38,21 +41,27 @@ class PythonModuleError(Exception):
 
 
 def place_of(error, files=None):
-    """"FILE:LINE" of the innermost frame of an error in the module's own code."""
+    """"FILE:LINE" of the innermost frame of an error in the module's own code, or ""."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if files and f.filename in files] or [
         f for f in frames if os.sep + "torch" + os.sep not in f.filename and f.filename != __file__
     ]
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
-    return f"{own[-1].filename}:{own[-1].lineno}" if own else "?"
+    return f"{own[-1].filename}:{own[-1].lineno}" if own else ""
 
 
-def describe(error, files=None):
+def describe(error, files=None, cls=None):
+    """The place, the type and the text of an error, which `cls` raised if no frame shows it."""
+    place = place_of(error, files) or place_of_class(cls)
+    if isinstance(error, SystemExit):
+        code = "" if error.code is None else repr(error.code)
+        return f"{place}: the module calls sys.exit({code}); let it raise an error instead"
     text = str(error).split("\n\nAt:\n")[0].strip() or "no message"
     if isinstance(error, SyntaxError):
         text = error.msg
-    return f"{place_of(error, files)}: {type(error).__name__}: {text}"
+    text = re.sub(rf"\b{_PREFIX}[0-9a-f]+\.", "", text)
+    return f"{place}: {type(error).__name__}: {text}"
 
 
 def in_triton(error):
@@ -70,7 +79,7 @@ def place_of_class(cls):
     for thing in (cls.__dict__.get("forward"), cls):
         with contextlib.suppress(Exception):
             return f"{inspect.getsourcefile(thing)}:{inspect.getsourcelines(thing)[1]}"
-    return cls.__module__
+    return cls.__module__ if cls else "?"
 
 
 _loaded = {}  # by (name, source)
@@ -87,13 +96,14 @@ def load(name, source=""):
 def _load(name, source):
     try:
         if not name.endswith(".py"):
+            _file_of(name)
             return importlib.import_module(name)
         # Files next to it can be imported
         folder = os.path.dirname(os.path.abspath(name))
         if folder not in sys.path:
             sys.path.append(folder)
         digest = hashlib.sha256(source.encode()).hexdigest()
-        spec = importlib.util.spec_from_loader(f"assay_python_{digest[:16]}", loader=None)
+        spec = importlib.util.spec_from_loader(f"{_PREFIX}{digest[:16]}", loader=None)
         module = importlib.util.module_from_spec(spec)
         module.__file__ = name
         sys.modules[module.__name__] = module
@@ -103,8 +113,18 @@ def _load(name, source):
         return module
     except PythonModuleError:
         raise
-    except Exception as error:
+    except _STOPS as error:
         raise PythonModuleError(describe(error, {name})) from error
+
+
+def _file_of(name):
+    """The file of a module that can be imported."""
+    with contextlib.suppress(ModuleNotFoundError):  # of the packages before a dot
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.origin:
+            return spec.origin
+    hint = f"; did you mean '{name}.py'?" if os.path.isfile(f"{name}.py") else ""
+    raise PythonModuleError(f"there is no Python module '{name}'{hint}")
 
 
 def find_class(module, name, where):
@@ -138,18 +158,29 @@ def construct(cls, d_model, fields, layer=0, num_layers=1):
         )
     place = {width: d_model, "layer": layer, "layer_idx": layer, "num_layers": num_layers}
     for key in fields:
+        if key == width:
+            raise PythonModuleError(
+                f"'{key}' of {cls.__name__} is the d_model of the model, not a field"
+            )
         near = difflib.get_close_matches(key, known, 1)
         # Constructors with **kwargs accept misspelled names, and ignore them
-        if key == width or key not in known and (near or not takes_any):
-            hint = f"; did you mean '{near[0]}'?" if near and key != width else ""
+        if key not in known and (near or not takes_any):
+            hint = f"; did you mean '{near[0]}'?" if near else ""
             raise PythonModuleError(
                 f"{cls.__name__} has no field '{key}'{hint} (its constructor takes "
                 f"{', '.join(known)})"
             )
     try:
-        return cls(**{key: value for key, value in place.items() if key in known} | fields)
-    except Exception as error:
-        raise PythonModuleError(describe(error)) from error
+        module = cls(**{key: value for key, value in place.items() if key in known} | fields)
+    except _STOPS as error:
+        raise PythonModuleError(describe(error, cls=cls)) from error
+    for name, parameter in module.named_parameters():
+        if not parameter.requires_grad:
+            raise PythonModuleError(
+                f"{place_of_class(cls)}: the parameter '{name}' has requires_grad = False, but "
+                "all parameters are trained; make it a buffer"
+            )
+    return module
 
 
 def keeps_state(cls):
@@ -193,6 +224,7 @@ class Hosted:
         self.files = files
         self.form = None  # of the state: None a tensor, True a tuple, False a dict
         self.placed = None
+        self.returned = None  # the dtype of the last output, before its conversion to that of x
 
     def place_buffers(self, x):
         """Buffers follow the input, as parameters do: they are not known to C++."""
@@ -220,8 +252,8 @@ class Hosted:
                     out = self.module(x, from_tensors(names, tensors, self.form))
                 else:
                     out = self.module(x)
-        except Exception as error:
-            text = describe(error, self.files)
+        except _STOPS as error:
+            text = describe(error, self.files, self.cls)
             if in_triton(error) and x.device.type == "cpu":
                 text += " Kernels of Triton need a GPU, and the module was called on the CPU."
             raise PythonModuleError(text) from error
@@ -249,6 +281,13 @@ class Hosted:
         else:
             self.form = isinstance(state, (tuple, list))
         after_names, after = to_tensors(state, self.where)
+        for name, tensor in zip(after_names, after):
+            if tensor.device != x.device:
+                raise PythonModuleError(
+                    f"{self.where}: the tensor '{name}' of the state is on {tensor.device}; "
+                    f"expected {x.device}, as x"
+                )
+        self.returned = out.dtype
         return out.to(x.dtype), after, after_names
 
     def flops(self, time):
@@ -380,6 +419,15 @@ def _initialise(handle, seed):
             parameter.copy_(start[name])
 
 
+def _check(handle, x):
+    """Raises PythonModuleError where training with x would be wrong, as `assay check` does."""
+    from . import _check as checks
+
+    with torch.enable_grad():
+        checks.check_forward(_hosted[handle], x)
+        checks.check_gradients(_hosted[handle], x)
+
+
 def _forward(handle, x, tensors, names):
     return _hosted[handle](x, tensors, names)
 
@@ -390,11 +438,8 @@ def _flops(handle, time):
 
 def _digest(name):
     """Of the file of a module, or of all Python files of the package that it is in."""
-    file = importlib.util.find_spec(name)
-    if file is None or not file.origin:
-        raise PythonModuleError(f"there is no Python module '{name}'")
+    files = [pathlib.Path(_file_of(name))]
     package = importlib.util.find_spec(name.partition(".")[0])
-    files = [pathlib.Path(file.origin)]
     if package.submodule_search_locations:
         folders = map(pathlib.Path, package.submodule_search_locations)
         files = [path for folder in sorted(folders) for path in sorted(folder.rglob("*.py"))]
@@ -410,6 +455,7 @@ _SCHEMAS = {
     "release(int handle) -> ()": _release,
     "parameters(int handle) -> (str[], Tensor[], bool[], float[], bool)": _parameters,
     "initialise(int handle, int seed) -> ()": _initialise,
+    "check(int handle, Tensor x) -> ()": _check,
     "forward(int handle, Tensor x, Tensor[] tensors, str[] names)"
     " -> (Tensor, Tensor[], str[])": _forward,
     "flops(int handle, int time) -> float": _flops,

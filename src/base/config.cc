@@ -143,7 +143,8 @@ std::string describe_problem(const std::string& where, std::string problem,
   const std::string name = table.empty() ? "the top level" : table;
   for (size_t at = 0; (at = problem.find(kMark, at)) != std::string::npos; at += name.size())
     problem.replace(at, kMark.size(), name);
-  return fmt::format("{}: {}{} {}", where, problem, problem.ends_with('.') ? "" : ".", ending);
+  const bool ends = problem.ends_with('.') || problem.ends_with('?');
+  return fmt::format("{}: {}{} {}", where, problem, ends ? "" : ".", ending);
 }
 
 std::string Field::type() const {

@@ -250,7 +250,8 @@ std::shared_ptr<Mixer> make_part(const Registry<MixerEntry>& registry, const Mod
     throw;
   } catch (const BadInput& error) {
     const std::string problem = error.what();  // "attention: num_heads = 5 must …"
-    spec.tables.refuse(table_of(name),
+    const bool has_table = spec.tables.has(table_of(name));
+    spec.tables.refuse(is_python(name) && !has_table ? "python" : table_of(name),
                        (problem.starts_with(name) ? "{table}." : "{table}: ") + problem);
   }
 }

@@ -58,6 +58,8 @@ class PythonMixer final : public Mixer {
     return out;
   }
 
+  void check(const at::Tensor& x) const { call("check", {handle_, x}); }
+
   double mixing_flops(int64_t time) const override {
     return call("flops", {handle_, time}).at(0).toDouble();
   }
@@ -141,6 +143,10 @@ PythonCode read_python(const std::string& name, const std::string& known) {
 std::shared_ptr<Mixer> make_python_mixer(const PythonCode& code, const std::string& part,
                                          const std::string& fields, const Place& place) {
   return std::make_shared<PythonMixer>(code, part, fields, place);
+}
+
+void check_python_mixer(const Mixer& mixer, const at::Tensor& x) {
+  if (const auto* module = dynamic_cast<const PythonMixer*>(&mixer)) module->check(x);
 }
 
 }  // namespace assay::nn

@@ -3,6 +3,7 @@
 // a file or a module that can be imported. The Python package registers the functions below with
 // torch's dispatcher (python/assay/_mixers.py); C++ finds them there and links no Python.
 //   assay_python::create(source, name, class, fields as TOML, d_model, layer, num_layers) → handle
+//   assay_python::check(handle, x)                           raises what `assay check` finds with x
 //   assay_python::forward(handle, x, tensors, names) → (y, tensors, names)      state by name
 #include <memory>
 #include <string>
@@ -28,5 +29,9 @@ PythonCode read_python(const std::string& name, const std::string& known);
 
 std::shared_ptr<Mixer> make_python_mixer(const PythonCode& code, const std::string& part,
                                          const std::string& fields, const Place& place);
+
+// BadInput, as `assay check` says it, if the mixer is a module that cannot be trained with inputs
+// such as x: a wrong dtype, a change of x in place, a parameter without a gradient, and the like.
+void check_python_mixer(const Mixer& mixer, const at::Tensor& x);
 
 }  // namespace assay::nn

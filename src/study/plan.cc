@@ -542,8 +542,9 @@ std::string Composed::toml() const { return model.toml("model") + train.toml("tr
 
 std::string Composed::translate(const TrainerError& error) const {
   if (!error.table || !error.key || !error.problem)
-    return fmt::format("model.{}: {}{} Nothing was run.", name, error.error,
-                       error.error.ends_with('.') ? "" : ".");
+    return describe_problem(
+        (model.has("python") ? model.where("python") + ": " : "") + "model." + name, error.error,
+        "", "Nothing was run.");
   const size_t dot = std::min(error.table->find('.'), error.table->size());
   const std::string inner = error.table->substr(dot);  // ".attention" of "model.attention"
   const bool in_train = error.table->substr(0, dot) == "train";

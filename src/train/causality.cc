@@ -70,6 +70,7 @@ void check_causality(nn::LanguageModel& model, int64_t sequence_length) {
   const auto check = [&](nn::Mixer& part, const std::string& name, int64_t layer,
                          nn::State& state) {
     const FilledZeros filled(part, generator);
+    nn::check_python_mixer(part, x.to(model.product_dtype()));
     nn::State fresh = state;
     const at::Tensor output = part.forward(x, state);
     if (!output.isfinite().all().item<bool>())

@@ -9,7 +9,8 @@ namespace assay::train {
 // positions of the input change, or is not finite. The first two layers of each mixer read random
 // sequences of min(sequence_length, 512) positions. Parameters that start at zero have other values
 // meanwhile, because they can hide what a mixer reads. Afterwards the model has the bits that it
-// had, and no random state is used.
+// had, and no random state is used. Modules of PyTorch are checked for more mistakes
+// (nn::check_python_mixer).
 void check_causality(nn::LanguageModel& model, int64_t sequence_length);
 
 }  // namespace assay::train

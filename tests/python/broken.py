@@ -64,6 +64,12 @@ class OnlyFloat32(LayerOfFla):
         return super().mixed(v.float()).to(v.dtype)
 
 
+class Prints(GoodWithoutState):
+    def forward(self, x):
+        print("forward is called")
+        return super().forward(x)
+
+
 class RaisesInTriton(LayerOfFla):
     def mixed(self, v):
         import triton
@@ -163,3 +169,29 @@ class RaisesError(GoodWithoutState):
 class WithoutWidth(nn.Module):
     def __init__(self, size):
         super().__init__()
+
+
+class Detached(GoodWithoutState):
+    def forward(self, x):
+        return self.proj(x).detach()
+
+
+class FrozenParameter(GoodWithoutState):
+    def __init__(self, d_model):
+        super().__init__(d_model)
+        self.proj.bias.requires_grad_(False)
+
+
+class EndsTheProgram(GoodWithoutState):
+    def forward(self, x):
+        raise SystemExit(3)
+
+
+class NeedsAnArgument(GoodWithoutState):
+    def __init__(self, d_model, needed):
+        super().__init__(d_model)
+
+
+class StateOnAnotherDevice(GoodWithoutState):
+    def forward(self, x, state):
+        return super().forward(x), torch.zeros(x.shape[0], device="meta")

@@ -9,6 +9,7 @@ import json
 import pathlib
 import re
 import sys
+import tempfile
 import time
 import unittest
 
@@ -34,6 +35,11 @@ BROKEN = [
     ("RaisesError", "shape and dtype", "AttributeError: .*no attribute 'projection'"),
     ("WithoutWidth", "constructor", "must take d_model or hidden_size; it takes size"),
     ("RaisesInTriton", "shape and dtype", "TypeError: .*Kernels of Triton need a GPU"),
+    ("Detached", "repeated", "the output has no gradient"),
+    ("FrozenParameter", "constructor", r"'proj.bias' has requires_grad = False.*a buffer"),
+    ("EndsTheProgram", "shape and dtype", r"the module calls sys\.exit\(3\)"),
+    ("NeedsAnArgument", "constructor", "TypeError: NeedsAnArgument.*argument: 'needed'"),
+    ("StateOnAnotherDevice", "shape and dtype", "tensor 'state' of the state is on meta"),
     ("ReadsTheFutureInBfloat16", "causality", "the output at position 0 changes when"),
 ]
 
@@ -90,6 +96,22 @@ class Check(unittest.TestCase):
         code, document, _ = run(f"{MODULES}:LayerOfFla", "num_head=4")
         self.assertEqual(code, 1)
         self.assertIn("did you mean 'num_heads'?", document["checks"][0]["message"])
+
+        code, document, _ = run(f"{MODULES}:Good", "d_model=7")
+        self.assertEqual(code, 1)
+        self.assertIn("'d_model' of Good is the d_model of the", document["checks"][0]["message"])
+
+    def test_module_that_is_a_file_is_refused_with_the_name_of_the_file(self):
+        with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+            pathlib.Path("mine.py").touch()
+            code, document, _ = run("mine:Good")
+        self.assertEqual(code, 2)
+        self.assertIn("'mine'; did you mean 'mine.py'?", document["error"])
+
+    def test_text_that_a_module_prints_is_not_in_the_json_document(self):
+        code, document, err = run(f"{MODULES}:Prints")
+        self.assertEqual((code, document["ok"]), (0, True))
+        self.assertIn("forward is called", err)
 
     def test_syntax_error_is_reported_with_its_line(self):
         with self.assertRaises(check.PythonModuleError) as caught:

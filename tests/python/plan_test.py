@@ -17,6 +17,7 @@ import hosted
 
 BUILD = pathlib.Path(sys.argv[1]).resolve()
 TWIN = pathlib.Path(__file__).with_name("twin.py").read_text()
+BROKEN = pathlib.Path(__file__).with_name("broken.py").read_text()
 # Ends the process in the third step where the environment says so
 KILLED = """
 
@@ -54,6 +55,21 @@ checkpoint_every = 10
 keep_steps = [10, 20]
 gradient_slices = 2
 """
+PLAN = """
+reference = "transformer++"
+models    = ["transformer++", "mine"]
+seeds     = [1]
+tokens    = [2048]
+ladder    = { tokens = [1024, 2048], seeds = [1, 2] }
+data      = { train = ["known_a", "known_b"], out_of_domain = ["fresh_a"], sequence_length = 64 }
+train     = { batch = 8, learning_rate = 6e-3, warmup_steps = 1, eval_tokens = 256 }
+size      = { d_model = 32, num_layers = 1, attention = { num_heads = 2 } }
+[model.mine]
+base    = "transformer++"
+pattern = ["python:Twin"]
+python  = "my_mixer.py"
+"""
+PLACE_OF_PYTHON = "plan.toml:13:11: model.mine: "
 WEIGHTS = "checkpoints/step-20/model.safetensors"
 
 
@@ -163,7 +179,7 @@ class Plan(unittest.TestCase):
         self.addCleanup(sys.path.remove, str(self.folder))
         self.write("likefla/__init__.py", "")
         self.write("likefla/ops.py", "")
-        self.write("likefla/layers.py", pathlib.Path(__file__).with_name("broken.py").read_text())
+        self.write("likefla/layers.py", BROKEN)
         names = {"mixer": "python:LayerOfFla", "table": "LayerOfFla"}
         self.write("fla.toml", MODEL.format(python='python = "likefla.layers"', **names))
 
@@ -201,24 +217,40 @@ class Plan(unittest.TestCase):
         self.write("my_mixer.py", TWIN.replace("def forward(self, x, state)", "def forward(self"))
         self.assertRegex(refused(), r"my_mixer.py:\d+: SyntaxError")
 
-    def test_plan_finds_the_file_next_to_it(self):
-        self.write(
-            "plan.toml",
-            """
-reference = "transformer++"
-models    = ["transformer++", "mine"]
-seeds     = [1]
-tokens    = [2048]
-ladder    = { tokens = [1024, 2048], seeds = [1, 2] }
-data      = { train = ["known_a", "known_b"], out_of_domain = ["fresh_a"], sequence_length = 64 }
-train     = { batch = 8, learning_rate = 6e-3, warmup_steps = 1, eval_tokens = 256 }
-size      = { d_model = 32, num_layers = 1, attention = { num_heads = 2 } }
-[model.mine]
-base    = "transformer++"
-pattern = ["python:Twin"]
-python  = "my_mixer.py"
-""",
+    def refused_plan(self, mixer="Twin"):
+        self.write("plan.toml", PLAN.replace("Twin", mixer))
+        words = "run", "plan.toml", "--data", self.store, "-o", "study", "--dry-run"
+        return self.assay(*words, code=2)
+
+    def test_plan_refuses_what_check_refuses_with_its_words(self):
+        self.write("my_mixer.py", BROKEN)
+        for name in (
+            "ChangesItsInput", "Detached", "DetachedParameter", "EndsTheProgram",
+            "StateOnAnotherDevice", "WrongDtype",
+        ):
+            with self.subTest(name):
+                said = self.assay("check", f"my_mixer.py:{name}", "--d-model=32", "--json", code=1)
+                reason = next(c["message"] for c in json.loads(said)["checks"] if not c["ok"])
+                self.assertRegex(reason, r"^my_mixer.py:\d+: ")
+                self.assertIn(PLACE_OF_PYTHON + reason, self.refused_plan(name))
+
+    def test_plan_accepts_a_module_that_prints(self):
+        self.write("my_mixer.py", BROKEN)
+        self.write("plan.toml", PLAN.replace("Twin", "Prints"))
+        words = "run", "plan.toml", "--data", self.store, "-o", "study", "--dry-run", "--json"
+        self.assertEqual(len(json.loads(self.assay(*words))["runs"]), 5)
+
+    def test_module_that_cannot_be_built_is_refused_with_both_places(self):
+        for line in ("if if", "import no_such_module", "import sys; sys.exit(3)"):
+            self.write("my_mixer.py", line + "\n")
+            self.assertIn(PLACE_OF_PYTHON + "my_mixer.py:1: ", self.refused_plan())
+        self.write("my_mixer.py", TWIN)
+        self.assertIn(
+            PLACE_OF_PYTHON + "my_mixer.py: there is no class 'Twins'", self.refused_plan("Twins")
         )
+
+    def test_plan_finds_the_file_next_to_it(self):
+        self.write("plan.toml", PLAN)
         outside = self.folder / "outside"
         outside.mkdir()
         words = "run", "../plan.toml", "--data", self.store, "-o", "../study", "--dry-run"
