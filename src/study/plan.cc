@@ -124,6 +124,14 @@ void check_budgets(const std::vector<int64_t>& tokens, const ConfigNode& table) 
     refuse(where, "the budgets in tokens must be distinct and in ascending order");
 }
 
+void check_seeds(const std::vector<int64_t>& seeds, const ConfigNode& table) {
+  const std::string where = table.where("seeds");
+  if (seeds.empty()) refuse(where, "seeds is empty");
+  for (const int64_t seed : seeds)
+    if (std::ranges::count(seeds, seed) > 1)
+      refuse(where, fmt::format("seeds gives the seed {} twice", seed));
+}
+
 // `counts` says how many of `seeds` each budget gets, from the first; all of them when it is empty.
 std::vector<Budget> budgets_of(const std::vector<int64_t>& tokens,
                                const std::vector<int64_t>& seeds,
@@ -153,6 +161,7 @@ Ladder read_ladder(const ConfigNode& root) {
     refuse(table.where("tokens"),
            "a ladder needs at least two budgets, because other models are compared between them. "
            "Three to five budgets are usual, each twice the one before");
+  check_seeds(ladder.seeds, table);
   if (ladder.seeds.size() < 2)
     refuse(table.where("seeds"),
            "a ladder needs at least two seeds, which show how much the reference itself varies. "
@@ -182,7 +191,7 @@ Tuning read_tuning(const ConfigNode& root) {
   if (tuning.tokens < 1)
     refuse(table.where(table.has("tokens") ? "tokens" : "learning_rate"),
            "tune.tokens must be given: the budget of the tuning runs");
-  if (tuning.seeds.empty()) refuse(table.where("seeds"), "tune.seeds is empty");
+  check_seeds(tuning.seeds, table);
   return tuning;
 }
 
@@ -252,7 +261,7 @@ Model read_model(const std::string& name, const ConfigNode& root, const Head& he
   const ConfigNode preset =
       ConfigNode::read_file(preset_file(mine.base, where, file, tables.keys())).child("model");
   const ConfigNode size = root.child("size");
-  if (mine.seeds.empty()) refuse(own.where("seeds"), "seeds is empty");
+  if (own.has("seeds")) check_seeds(mine.seeds, own);
   check_budgets(mine.tokens, own.has("tokens") ? own : on_ladder ? root.child("ladder") : root);
   const ConfigNode counts = own.has("seeds_per_budget") ? own
                             : on_ladder                 ? root.child("ladder")
@@ -366,7 +375,7 @@ void check_head(const Head& head, const ConfigNode& root, const fs::path& file) 
   if (head.models.empty())
     fail("{}: models is empty; name at least the reference. Nothing was run.",
          root.where("models"));
-  if (head.seeds.empty()) fail("{}: seeds is empty. Nothing was run.", root.where("seeds"));
+  check_seeds(head.seeds, root);
   if (head.reference.empty())
     fail(
         "{}: the key 'reference' is missing; give one of the models, "
@@ -437,10 +446,18 @@ fs::path plan_file(const fs::path& name) {
   std::error_code none;
   // A folder is not a plan: `assay run demo -o demo` must find the plan again.
   const bool is_file = fs::exists(name, none) && !fs::is_directory(name, none);
-  if (is_file || name.has_extension()) return name;
-  for (const fs::path& folder : plan_folders())
+  if (is_file) return name;
+  const fs::path known = name.has_extension() && name.begin()->string() == "plans"
+                             ? name.lexically_relative("plans")
+                             : name;
+  for (const fs::path& folder : plan_folders()) {
+    if (name.has_extension() && fs::exists(folder / known, none))
+      fail("{}: there is no such file; did you mean the plan '{}'? Nothing was run.", name.string(),
+           fs::path(known).replace_extension().string());
     if (const fs::path file = (folder / name).string() + ".toml"; fs::exists(file, none))
       return file;
+  }
+  if (name.has_extension()) return name;
   std::vector<std::string> names = names_of_plans("");
   for (const std::string folder : {"ablations", "mqar"})
     for (const std::string& plan : names_of_plans(folder)) names.push_back(folder + "/" + plan);

@@ -174,6 +174,12 @@ class FakeStudy : public testing::Test {
       "data = { synthetic = { documents = 4, held_out = 2, document_length = 64 }, "
       "train = [\"known_a\"], out_of_domain = [\"fresh_a\"], sequence_length = 16 }\n"
       "train = { tokens = 4000, batch = 4 }\n";
+  // Two models are the same, which only the answers of the trainer show.
+  static std::string with_equal_models() {
+    std::string plan = kPlan;
+    plan.replace(plan.find("\"window\""), 8, "\"twin\"");
+    return plan + "[model.twin]\nbase = \"full\"\n";
+  }
   static std::string without_tokens() {
     std::string plan = kPlan;
     return plan.erase(plan.find("tokens = 4000, "), 15);

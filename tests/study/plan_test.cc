@@ -77,6 +77,13 @@ TEST(PlanFile, NameOfAPlanIsResolved) {
   const bool made = fs::create_directory("pocket");  // as an output folder of that name
   EXPECT_TRUE(plan_file("pocket").string().ends_with("/pocket.toml"));
   if (made) fs::remove("pocket");
+  for (const char* file : {"plans/ablations/chunks.toml", "ablations/chunks.toml"}) {
+    const fs::path before = fs::current_path();
+    fs::current_path(fs::temp_directory_path());
+    const std::string text = message([&] { plan_file(file); });
+    fs::current_path(before);
+    EXPECT_NE(text.find("did you mean the plan 'ablations/chunks'"), std::string::npos) << text;
+  }
   EXPECT_NE(
       message([] { plan_file("poket"); }).find("unknown plan 'poket'; did you mean 'pocket'?"),
       std::string::npos);
@@ -87,8 +94,7 @@ TEST_F(PlanErrors, RefuseWhatContradicts) {
          {"plan.toml:4:", "both trained on and out of domain"});
   expect(with("tokens = 4000", "tokens = 4000, seed = 3"),
          {"plan.toml:5:", "'seed' in train is decided by the plan"});
-  expect(with("seeds = [1, 2]", "seeds = [1, 1]"),
-         {"full.seed-1 and full.seed-1 are the same run"});
+  expect(with("seeds = [1, 2]", "seeds = [1, 1]"), {"plan.toml:3:", "gives the seed 1 twice"});
   expect(with("[1, 2]", "[1, \"b\"]"), {"plan.toml:3:", "must be a list of integers"});
   expect("reference = ", {"plan.toml:1:"});
 }

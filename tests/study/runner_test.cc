@@ -157,8 +157,7 @@ TEST_F(Runner, FullDatabaseIsReportedAsAFullDisk) {
 }
 
 TEST_F(Runner, RefusedPlanLeavesNothingBehind) {
-  std::string plan = kPlan;
-  plan.replace(plan.find("[1, 2]"), 6, "[1, 1]");
+  std::string plan = with_equal_models();
   StudyOptions study = options(plan);
   study.study = folder / "new/study";
   EXPECT_NE(message([&] { run_plan(study); }).find("are the same run"), std::string::npos);
@@ -184,8 +183,7 @@ TEST_F(Runner, RefusedPlanKeepsWhatOthersWrote) {
   script.insert(script.find('\n') + 1, writes);
   write_file(folder / "trainer", script);
   fs::permissions(folder / "trainer", fs::perms::owner_all);
-  std::string plan = kPlan;
-  plan.replace(plan.find("[1, 2]"), 6, "[1, 1]");
+  std::string plan = with_equal_models();
   plan.replace(plan.find("documents = 4"), 13, "documents = 5");
   EXPECT_NE(message([&] { run_plan(options(plan)); }).find("are the same run"), std::string::npos);
   for (const char* file : {"new.txt", "configs/new.toml", "data/new.txt"})
@@ -199,16 +197,14 @@ TEST_F(Runner, RefusedPlanLeavesConfigurationsAsTheyAre) {
   run_plan(options());
   const fs::path config = folder / "study/configs/full.seed-1.toml";
   const std::string before = read_file(config);
-  std::string plan = kPlan;
-  plan.replace(plan.find("[1, 2]"), 6, "[1, 1]");
+  std::string plan = with_equal_models();
   plan.replace(plan.find("4000"), 4, "8000");
   EXPECT_NE(message([&] { run_plan(options(plan)); }).find("are the same run"), std::string::npos);
   EXPECT_EQ(read_file(config), before);
 }
 
 TEST_F(Runner, EqualRunsOfATunedPlanAreRefusedBeforeTuning) {
-  std::string plan = std::string(kPlan) + kTune;
-  plan.replace(plan.find("[1, 2]"), 6, "[1, 1]");
+  const std::string plan = kTune + with_equal_models();
   EXPECT_NE(message([&] { run_plan(options(plan)); }).find("are the same run"), std::string::npos);
   EXPECT_EQ(starts(), "");
 }
