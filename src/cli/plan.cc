@@ -17,7 +17,7 @@ struct Options {
 
 void write_new_plan(const Options& options) {
   const data::TokenStore store(options.data);
-  const std::string plan = study::plan_template(store, options.train);
+  const auto [plan, warnings] = study::plan_template(store, options.train);
   std::string text = plan;
   if (!options.output.empty()) {
     if (fs::exists(options.output))
@@ -26,13 +26,7 @@ void write_new_plan(const Options& options) {
     write_file(options.output, plan);
     text = fmt::format("{0}: written. Next: assay run {0} -o STUDY --dry-run\n", options.output);
   }
-  if (options.train.empty())
-    for (const std::string& domain : study::domains_without_valid(store))
-      Progress().log(
-          fmt::format("warning: domain '{}' has training text but no split valid. "
-                      "The plan does not train on it. "
-                      "Prepare the store again with a larger --valid-fraction.",
-                      domain));
+  for (const std::string& warning : warnings) Progress().log("warning: " + warning);
   print({{"plan", plan}, {"file", options.output}}, text);
 }
 

@@ -4,6 +4,7 @@
 #include <tuple>
 
 #include "base/error.h"
+#include "study/prepare.h"
 
 namespace assay::study {
 namespace {
@@ -127,6 +128,18 @@ Size size_of(int64_t budget) {
   return {512, 8, 8, 1024};
 }
 
+// A Transformer layer has about 12 d_model² parameters outside its norms, and each token of the
+// vocabulary has d_model.
+std::string vocabulary_warning(const Size& size, int64_t vocabulary) {
+  const int64_t layers = 12 * size.num_layers * size.d_model;
+  if (vocabulary <= layers) return "";
+  return fmt::format(
+      "the vocabulary of {} tokens has {:.0f} % of the parameters of each model, "
+      "and about the same share of the training time. "
+      "A tokenizer with --vocab {} makes the study faster.",
+      vocabulary, 100 * double(vocabulary) / double(vocabulary + layers), layers / 3);
+}
+
 // 20480000 as 20_480_000
 std::string number(int64_t value) {
   std::string digits = std::to_string(value);
@@ -167,13 +180,13 @@ constexpr const char* kText =
 {domains}
 reference = "transformer++"                   # every difference is measured against it
 models    = ["transformer++", "window", "mamba1"]   # presets: assay list models
-seeds     = [1, 2]                            # of every model but the reference
+seeds     = [1, 2, 3]                         # of every model but the reference
 tokens    = [{budget}]                         # training tokens of every model but the reference
 
 # The reference is trained at several budgets, each twice the one before. Other models are
 # compared between them. The training text has {available} tokens, so the longest run reads it
 # {epochs:.1f} times.
-ladder    = {{ tokens = [{rung1}, {rung2}, {rung3}], seeds = [1, 2, 3, 4] }}
+ladder    = {{ tokens = [{rung1}, {rung2}, {rung3}, {rung4}], seeds = [1, 2, 3, 4] }}
 
 # The best of these learning rates is chosen for each model, on held-out loss alone.
 tune      = {{ learning_rate = [1e-3, 2e-3, 4e-3], tokens = {rung1} }}
@@ -210,14 +223,7 @@ num_layers = {mamba_layers}    # a Mamba layer has no feed-forward: two make one
 
 }  // namespace
 
-std::vector<std::string> domains_without_valid(const data::TokenStore& store) {
-  std::vector<std::string> names;
-  for (const Domain& domain : domains_of(store))
-    if (domain.train > 0 && domain.valid == 0) names.push_back(domain.name);
-  return names;
-}
-
-std::string plan_template(const data::TokenStore& store, const std::vector<std::string>& train) {
+NewPlan plan_template(const data::TokenStore& store, const std::vector<std::string>& train) {
   constexpr int64_t kFewest = 819'200;
   constexpr int64_t kMost = 163'840'000;
   constexpr int64_t kBatch = 16;
@@ -228,24 +234,39 @@ std::string plan_template(const data::TokenStore& store, const std::vector<std::
   const Size size = size_of(top);
   const int64_t length = sequence_length(choice, size.sequence_length);
   const int64_t step = kBatch * length;
-  const int64_t rung = std::max<int64_t>(1, top / 4 / step) * step;
+  const int64_t rung = std::max<int64_t>(1, top / 8 / step) * step;
   const char* data_comment =
       choice.out_of_domain.empty()
           ? "# No domain is left for testing: the mixed-domain setting, which compares the\n"
             "# held-out loss of the training domains."
           : "# Models never see the domains in out_of_domain during training.";
   using fmt::arg;
-  return fmt::format(fmt::runtime(kText), arg("domains", table_of(domains, choice)),
-                     arg("budget", number(2 * rung)), arg("available", number(available)),
-                     arg("epochs", double(4 * rung) / double(available)),
-                     arg("rung1", number(rung)), arg("rung2", number(2 * rung)),
-                     arg("rung3", number(4 * rung)), arg("data_comment", data_comment),
-                     arg("store", nlohmann::json(store.folder().string()).dump()),
-                     arg("train", list_of(choice.train)),
-                     arg("out_of_domain", list_of(choice.out_of_domain)), arg("length", length),
-                     arg("d_model", size.d_model), arg("num_layers", size.num_layers),
-                     arg("num_heads", size.num_heads), arg("batch", kBatch),
-                     arg("mamba_layers", 2 * size.num_layers));
+  NewPlan plan;
+  plan.text = fmt::format(
+      fmt::runtime(kText), arg("domains", table_of(domains, choice)),
+      arg("budget", number(4 * rung)), arg("available", number(available)),
+      arg("epochs", double(8 * rung) / double(available)), arg("rung1", number(rung)),
+      arg("rung2", number(2 * rung)), arg("rung3", number(4 * rung)),
+      arg("rung4", number(8 * rung)), arg("data_comment", data_comment),
+      arg("store", nlohmann::json(store.folder().string()).dump()),
+      arg("train", list_of(choice.train)), arg("out_of_domain", list_of(choice.out_of_domain)),
+      arg("length", length), arg("d_model", size.d_model), arg("num_layers", size.num_layers),
+      arg("num_heads", size.num_heads), arg("batch", kBatch),
+      arg("mamba_layers", 2 * size.num_layers));
+  if (train.empty())
+    for (const Domain& domain : domains)
+      if (domain.train > 0 && domain.valid == 0)
+        plan.warnings.push_back(
+            fmt::format("domain '{}' has training text but no split valid. "
+                        "The plan does not train on it. "
+                        "Prepare the store again with a larger --valid-fraction.",
+                        domain.name));
+  if (!store.manifest().contains("synthetic")) {
+    plan.warnings.push_back(caution_about(double(8 * rung)));
+    plan.warnings.push_back(vocabulary_warning(size, store.vocab_size()));
+    std::erase(plan.warnings, "");
+  }
+  return plan;
 }
 
 }  // namespace assay::study

@@ -7,16 +7,18 @@
 
 namespace assay::study {
 
-// A plan in TOML with a comment for every choice. It compares a window and Mamba-1 with
-// Transformer++, and its sizes and budgets fit the tokens of the store.
+struct NewPlan {
+  std::string text;  // TOML, with a comment for every choice
+  std::vector<std::string>
+      warnings;  // sentences: unused domains, too little text, large vocabulary
+};
+// The plan compares a window and Mamba-1 with Transformer++, and its sizes and budgets fit the
+// tokens of the store.
 // Trained on: the domains in `train`, which need the splits train and valid. Without `train`, all
 // domains that have both; where each domain with a test split is among them, the larger half, if
 // that leaves a domain for testing.
 // Out of domain: the other domains that have the split test.
 // BadInput when no domain can be trained on, or when one in `train` cannot.
-std::string plan_template(const data::TokenStore& store,
-                          const std::vector<std::string>& train = {});
-// Domains with training text that cannot be trained on, because they have no held-out text.
-std::vector<std::string> domains_without_valid(const data::TokenStore& store);
+NewPlan plan_template(const data::TokenStore& store, const std::vector<std::string>& train = {});
 
 }  // namespace assay::study

@@ -386,18 +386,24 @@ std::vector<Candidate> ask_trainer(const Plan& plan, const StudyOptions& options
   return candidates;
 }
 
+std::string caution_about(double tokens) {
+  constexpr double kFewest = 40e6;
+  if (tokens >= kFewest) return "";
+  return fmt::format(
+      "the longest run of the reference reads {:.3g}M tokens. "
+      "On real text a Transformer recalls after {:.0f}M tokens or more, "
+      "and before that the verdicts are \"not settled\". "
+      "Prepare more text and train longer, or take the study as a trial.",
+      tokens / 1e6, kFewest / 1e6);
+}
+
 std::vector<std::string> cautions(const Plan& plan, const std::vector<Candidate>& candidates) {
   std::vector<std::string> warnings;
   for (const Candidate& c : candidates) {
-    const double tokens = longest_run(c);
-    if (c.model->name != plan.reference || tokens >= kFewestTokens) continue;
+    const std::string caution = caution_about(longest_run(c));
+    if (c.model->name != plan.reference || caution.empty()) continue;
     if (data::TokenStore(c.data.string()).manifest().contains("synthetic")) continue;
-    warnings.push_back(fmt::format(
-        "{}the longest run of the reference reads {:.3g}M tokens. "
-        "On real text a Transformer recalls after {:.0f}M tokens or more, "
-        "and before that the verdicts are \"not settled\". "
-        "Prepare more text and train longer, or take the study as a trial.",
-        c.setting->name.empty() ? "" : c.setting->name + ": ", tokens / 1e6, kFewestTokens / 1e6));
+    warnings.push_back((c.setting->name.empty() ? "" : c.setting->name + ": ") + caution);
   }
   std::map<std::string, std::pair<double, std::string>> most;  // epochs and run, by setting
   for (const Candidate& c : candidates) {

@@ -52,11 +52,12 @@ std::vector<Candidate> ask_trainer(const Plan& plan, const StudyOptions& options
 
 // More epochs of the training text bias the comparison at equal held-out loss (docs/statistics.md).
 inline constexpr double kMostEpochs = 1.5;
-// On real text, references began to recall after 41M to 82M tokens (docs/statistics.md, maturity).
-inline constexpr double kFewestTokens = 40e6;
+// A sentence if a reference whose longest run reads so many tokens of real text is unlikely to give
+// a verdict, or "". References began to recall after 41M to 82M tokens (docs/statistics.md,
+// maturity).
+std::string caution_about(double tokens);
 // Sentences about settings whose verdicts will be biased or missing: the longest run reads its text
-// more than kMostEpochs times, or the longest run of the reference reads fewer than kFewestTokens
-// of real text.
+// more than kMostEpochs times, or caution_about() has one about the longest run of the reference.
 std::vector<std::string> cautions(const Plan& plan, const std::vector<Candidate>& candidates);
 
 // The learning rate of each model, by setting and model; absent where the grid gave none.

@@ -13,8 +13,9 @@ namespace {
 class PlanTemplate : public testing::Test {
  protected:
   // A store with `tokens` tokens in each "domain.split".
-  data::TokenStore store(const std::vector<std::pair<std::string, int64_t>>& parts) {
-    data::StoreWriter writer(folder_ / "store", {"none", "", 256, 0}, /*overwrite=*/true);
+  data::TokenStore store(const std::vector<std::pair<std::string, int64_t>>& parts,
+                         int64_t vocabulary = 256) {
+    data::StoreWriter writer(folder_ / "store", {"none", "", vocabulary, 0}, /*overwrite=*/true);
     for (const auto& [part, tokens] : parts) {
       const std::vector<int32_t> ids(size_t(tokens - 1), 7);  // the writer adds the separator
       const size_t dot = part.find('.');
@@ -24,7 +25,7 @@ class PlanTemplate : public testing::Test {
     return data::TokenStore(folder_ / "store");
   }
   Plan plan(const data::TokenStore& store, const std::vector<std::string>& train = {}) {
-    return read_plan(folder_.write("plan.toml", plan_template(store, train)));
+    return read_plan(folder_.write("plan.toml", plan_template(store, train).text));
   }
   std::string message(const data::TokenStore& store, const std::vector<std::string>& train = {}) {
     try {
@@ -92,12 +93,33 @@ TEST_F(PlanTemplate, BudgetsGrowWithTheTrainingText) {
   const Plan small = plan(store({{"web.train", 9000}, {"web.valid", 900}}));
   const Plan large = plan(store({{"web.train", 8'000'000}, {"web.valid", 90000}}));
   const auto longest = [](const Plan& plan) { return plan.models[0].budgets.back().tokens; };
-  EXPECT_NEAR(double(longest(small)), 819'200, 32 * 256);
-  EXPECT_NEAR(double(longest(large)), 8e6, 4 * 16 * 512);
+  EXPECT_NEAR(double(longest(small)), 819'200, 8 * 16 * 256);
+  EXPECT_NEAR(double(longest(large)), 8e6, 8 * 16 * 512);
   EXPECT_EQ(large.models[0].layers[1].value("d_model"), "256");
-  EXPECT_EQ(small.models[0].budgets.size(), 3u);
-  ASSERT_EQ(small.models[1].budgets.size(), 1u);
-  EXPECT_EQ(small.models[1].budgets[0].tokens, small.models[0].budgets[1].tokens);
+}
+
+// The numbers that docs/statistics.md asks for.
+TEST_F(PlanTemplate, LadderHasFourRungsOfFourSeedsAndContendersHaveThree) {
+  const Plan found = plan(store({{"web.train", 9000}, {"web.valid", 900}}));
+  const auto& ladder = found.models[0].budgets;
+  ASSERT_EQ(ladder.size(), 4u);
+  for (const Budget& rung : ladder) EXPECT_EQ(rung.seeds.size(), 4u);
+  ASSERT_EQ(found.models[1].budgets.size(), 1u);
+  EXPECT_EQ(found.models[1].budgets[0].tokens, ladder[2].tokens);
+  EXPECT_EQ(found.models[1].budgets[0].seeds.size(), 3u);
+}
+
+TEST_F(PlanTemplate, LittleTextAndALargeVocabularyAreWarnedOf) {
+  const auto warnings = [&](int64_t tokens, int64_t vocabulary) {
+    return plan_template(store({{"web.train", tokens}, {"web.valid", 900}}, vocabulary)).warnings;
+  };
+  const auto small = warnings(9000, 16'000);
+  ASSERT_EQ(small.size(), 2u);
+  EXPECT_NE(small[0].find("reads 0.819M tokens"), std::string::npos) << small[0];
+  EXPECT_NE(small[1].find("has 72 % of the parameters"), std::string::npos) << small[1];
+  EXPECT_NE(small[1].find("--vocab 2048 "), std::string::npos) << small[1];
+  EXPECT_EQ(warnings(9000, 6144).size(), 1u);
+  EXPECT_EQ(warnings(41'000'000, 16'000), Names{});
 }
 
 TEST_F(PlanTemplate, TableSaysWhichSplitADomainLacks) {
@@ -107,14 +129,16 @@ TEST_F(PlanTemplate, TableSaysWhichSplitADomainLacks) {
                            {"code.valid", 900},
                            {"math.train", 900},
                            {"math.test", 900}});
-  const std::string text = plan_template(some);
+  const auto [text, warnings] = plan_template(some);
   const auto use = [&](const std::string& domain) {
     const size_t line = text.find("#   " + domain);
     return text.substr(line, text.find('\n', line) - line);
   };
   EXPECT_NE(use("news").find("none (no split valid;"), std::string::npos) << use("news");
   EXPECT_NE(use("code").find("none (no split test)"), std::string::npos) << use("code");
-  EXPECT_EQ(domains_without_valid(some), (Names{"math", "news"}));
+  EXPECT_EQ(
+      std::ranges::count_if(warnings, [](auto& w) { return w.find("no split valid") < w.size(); }),
+      2);
 }
 
 TEST_F(PlanTemplate, DomainsThatCannotBeTrainedOnAreRefused) {
