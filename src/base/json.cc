@@ -50,7 +50,10 @@ class Builder final : public nlohmann::json_sax<json> {
   bool parse_error(std::size_t, const std::string&, const json::exception& error) override {
     // "[json.exception.parse_error.101] parse error at …"
     const std::string_view what = error.what();
-    fail("{}: broken JSON: {}", source_, with_short_quotation(what.substr(what.find("] ") + 2)));
+    const bool is_number = what.find("invalid string") == std::string_view::npos &&
+                           (what.ends_with("N'") || what.ends_with("I'"));
+    fail("{}: broken JSON: {}{}", source_, with_short_quotation(what.substr(what.find("] ") + 2)),
+         is_number ? "; JSON has no NaN and no Infinity" : "");
   }
 
  private:

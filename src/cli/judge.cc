@@ -17,9 +17,17 @@ struct Options {
 
 void run(const Options& options) {
   const study::ForeignLosses found = study::read_losses(options.losses, options.reference);
-  study::study_of_records(found.plan, found.records, options.losses.front().string(),
-                          options.output);
-  const report::Written written = report::write_report(options.output);
+  const bool is_new = !fs::exists(options.output);
+  report::Written written;
+  try {
+    study::study_of_records(found.plan, found.records, options.losses.front().string(),
+                            options.output);
+    written = report::write_report(options.output);
+  } catch (...) {
+    std::error_code ignored;
+    if (is_new) fs::remove_all(options.output, ignored);
+    throw;
+  }
   std::string text = written.summary;
   for (const std::string& note : found.notes) text += "Note: " + note + "\n";
   text += fmt::format("Report: {}\n", written.page.string());

@@ -136,7 +136,7 @@ void run(const Options& options) {
                    {"verdicts", written.verdicts}};
   if (!written.tasks.is_null()) document["tasks"] = written.tasks;
   print(document,
-        fmt::format("{} runs are done ({} were done before, {} of them elsewhere).\n{}Report: {}\n",
+        fmt::format("Runs: {} done, {} of them before and {} elsewhere.\n{}Report: {}\n",
                     outcome.done, outcome.done_before, outcome.reused, written.summary, page));
 }
 

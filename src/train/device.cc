@@ -40,7 +40,7 @@ c10::Device choose_device(const std::string& name) {
   if (number.find_first_not_of("0123456789") != std::string::npos)
     fail("device '{}' is unknown; expected cuda or cuda:N", name);
   if (gpus == 0)
-    fail("device '{}': no CUDA device found (`assay doctor` says why); use --device cpu", name);
+    fail("device '{}': no CUDA device found (`assay doctor` says why); choose cpu", name);
   if (std::stoll(number) >= gpus)
     fail("device '{}': there are {} GPUs, numbered from 0", name, gpus);
   return c10::Device(c10::kCUDA, c10::DeviceIndex(std::stoi(number)));

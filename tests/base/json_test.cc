@@ -51,6 +51,14 @@ TEST(Json, BrokenTextIsNamedWithItsPlace) {
   }
 }
 
+TEST(Json, NanAndInfinityAreSaidNotToBeJson) {
+  for (const char* text : {"{\"nats\": NaN}", "[-Infinity]", "[Infinity]"})
+    EXPECT_TRUE(message_of(text).ends_with("; JSON has no NaN and no Infinity"))
+        << message_of(text);
+  for (const char* text : {"[\"NaN\" 1]", "[nul]", "[\"N"})
+    EXPECT_EQ(message_of(text).find("Infinity"), std::string::npos) << message_of(text);
+}
+
 TEST(Json, PythonsJsonIsMadeStrict) {
   const std::pair<const char*, const char*> cases[] = {
       {R"({"a": NaN, "b": [-Infinity, Infinity, 1e400, -1e400]})",

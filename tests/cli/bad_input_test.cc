@@ -145,7 +145,7 @@ TEST_F(BadInputs, NoSubcommandPrintsTheHelp) {
 TEST_F(BadInputs, NoGpuIsSaidAndTheFolderStaysFree) {
   if (run(folder_.path(), "doctor --json").out.find("\"gpus\": []") == std::string::npos)
     GTEST_SKIP() << "a CUDA device was found";
-  refuses(on("store") + " --device cuda", 2, {"no CUDA device found", "--device cpu"});
+  refuses(on("store") + " --device cuda", 2, {"no CUDA device found", "choose cpu"});
   EXPECT_FALSE(fs::exists(folder_ / "run"));
   EXPECT_EQ(run(folder_.path(), train("run", "--set train.steps=1")).exit_code, 0);
 }

@@ -1,4 +1,8 @@
 // `assay judge`: verdicts from a file of losses.
+#include <sys/mount.h>
+
+#include <cstring>
+
 #include "cli/program.h"
 
 namespace assay::cli {
@@ -42,6 +46,20 @@ TEST(Judge, TrainingLossSaysWhetherAModelMemorises) {
         << outcome.out;
     EXPECT_EQ(outcome.out.find("is unknown, so it is taken"), std::string::npos) << outcome.out;
   }
+}
+
+// The report needs more space than its data.
+TEST(Judge, FolderOfAReportThatDoesNotFitIsRemoved) {
+  const data::Folder folder;
+  make_folder(folder / "small");
+  const std::string path = folder / "small";
+  if (::mount("tmpfs", path.c_str(), "tmpfs", 0, "size=100k"))
+    GTEST_SKIP() << "a file system of its own cannot be mounted here: " << std::strerror(errno);
+  folder.write("losses.jsonl", losses_of(0.01));
+  const Outcome outcome = run(folder.path(), "judge losses.jsonl --reference ref -o small/verdict");
+  EXPECT_EQ(outcome.exit_code, 1) << outcome.out;
+  EXPECT_FALSE(fs::exists(folder / "small" / "verdict"));
+  EXPECT_EQ(::umount(path.c_str()), 0);
 }
 
 }  // namespace
