@@ -376,7 +376,9 @@ def main(arguments):
         "precision, and the law of mixers if it has a state.",
     )
     parser.add_argument("module", metavar="FILE.py:CLASS", help="or MODULE:CLASS")
-    parser.add_argument("fields", nargs="*", default=[], metavar="key=value", help="fields of the constructor")
+    parser.add_argument(
+        "fields", nargs="*", default=[], metavar="key=value", help="fields of the constructor"
+    )
     parser.add_argument("--d-model", type=int, default=64, help="width (default: 64)")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:N (default: cpu)")
     parser.add_argument("--json", action="store_true", help="one JSON document on standard output")

@@ -17,8 +17,8 @@ using Handed = std::map<std::string, at::Tensor>;  // what layers hand on to lat
 // token per call (nn/slots.h). Empty for all other batches.
 struct RowPositions {
   std::vector<int64_t> read;  // tokens that each row has read, and -1 for an unused row
-  // The same [B] i64, undefined if not on CUDA. A captured step reads it instead, so it may not
-  // read `read`. All positions are below `capacity`.
+  // `read` as [B] i64 on CUDA, otherwise undefined. A captured step reads it in place of `read`,
+  // and all positions are below `capacity`.
   at::Tensor on_device;
   int64_t capacity = 0;
 

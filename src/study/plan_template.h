@@ -9,8 +9,8 @@ namespace assay::study {
 
 struct NewPlan {
   std::string text;  // TOML, with a comment for every choice
-  std::vector<std::string>
-      warnings;  // sentences: unused domains, too little text, large vocabulary
+  // Sentences about unused domains, too little text and a large vocabulary
+  std::vector<std::string> warnings;
 };
 // The plan compares a window and Mamba-1 with Transformer++, and its sizes and budgets fit the
 // tokens of the store.
