@@ -4,6 +4,7 @@
 #include <torch/torch.h>
 
 #include "ops/rows.h"
+#include "ops/rowwise/delta_inputs/delta_inputs.h"
 #include "ops/rowwise/gated_norm/gated_norm.h"
 #include "ops/rowwise/norm/norm.h"
 #include "ops/rowwise/rwkv7_elements/rwkv7_elements.h"
@@ -225,16 +226,43 @@ void expect_rowwise_on(at::Device device, int sequences, int parameters, F f, Re
           [&](const Tensors& in) { return reference(in, c.groups); }, dtype, device);
 }
 Tensors list_of(const Rwkv7Prepared& p) { return {p.log_decay, p.k, p.minus_removed, p.added}; }
-void expect_gated_norm_on(at::Device device, bool gate_first) {
+Tensors list_of(const DeltaRuleInputs& p) { return {p.log_decay, p.q, p.written, p.removed}; }
+// One number per head from numbers per channel.
+at::Tensor per_head(const at::Tensor& x, int64_t heads) {
+  return x.unflatten(-1, {heads, -1}).select(-1, 0);
+}
+// The numbers that the rate is made of are in the bias too: the gradient of a rate alone is one sum
+// over all rows and channels, and may be nearly 0.
+Tensors kda_inputs_of(const Tensors& in, double bound, int64_t heads, bool reference = false) {
+  const at::Tensor rate = per_head(in[5], heads).exp();
+  const auto f = reference ? kda_inputs_reference : kda_inputs;
+  return list_of(f(in[0], in[1], in[2], per_head(in[3], heads), in[4] + in[5], rate, bound, heads));
+}
+Tensors gdn2_inputs_of(const Tensors& in, double scale, int64_t heads, bool reference = false) {
+  const at::Tensor rate = per_head(in[5], heads).exp();
+  const auto f = reference ? gdn2_inputs_reference : gdn2_inputs;
+  return list_of(f(in[0], in[1], in[2], in[3], in[4] + in[5], rate, scale, heads));
+}
+template <auto kInputsOf>
+void expect_delta_inputs_on(at::Device device, double constant) {
+  auto cases = kRowsCases;
+  for (const int64_t width : {32, 64, 96, 128, 256}) cases.push_back({{3, 67, 3 * width}, 3});
+  expect_rowwise_on(
+      device, 4, 2,
+      [&](const Tensors& in, int64_t heads) { return kInputsOf(in, constant, heads, false); },
+      [&](const Tensors& in, int64_t heads) { return kInputsOf(in, constant, heads, true); },
+      cases);
+}
+void expect_gated_norm_on(at::Device device, bool gate_first, const char* gate = "silu") {
   for (const auto& cases :
        {kRowsCases, device.is_cuda() ? kLongRowsCases : std::vector<RowsCase>()})
     expect_rowwise_on(
         device, 2, 1,
         [&](const Tensors& in, int64_t groups) -> Tensors {
-          return {gated_rms_norm(in[0], in[1], in[2], 1e-3, gate_first, groups)};
+          return {gated_rms_norm(in[0], in[1], in[2], 1e-3, gate_first, groups, gate)};
         },
         [&](const Tensors& in, int64_t groups) -> Tensors {
-          return {gated_rms_norm_reference(in[0], in[1], in[2], 1e-3, gate_first, groups)};
+          return {gated_rms_norm_reference(in[0], in[1], in[2], 1e-3, gate_first, groups, gate)};
         },
         cases);
 }
@@ -244,6 +272,14 @@ struct RowwiseOp {
 };
 const RowwiseOp kRowwiseOps[] = {
     {"gate_after_norm", [](at::Device device) { expect_gated_norm_on(device, false); }},
+    {"sigmoid_after_norm",
+     [](at::Device device) { expect_gated_norm_on(device, false, "sigmoid"); }},
+    {"kda_inputs",
+     [](at::Device device) { expect_delta_inputs_on<kda_inputs_of>(device, /*bound=*/0); }},
+    {"kda_inputs_bounded",
+     [](at::Device device) { expect_delta_inputs_on<kda_inputs_of>(device, /*bound=*/-5); }},
+    {"gdn2_inputs",
+     [](at::Device device) { expect_delta_inputs_on<gdn2_inputs_of>(device, /*scale=*/2); }},
     {"gate_before_norm", [](at::Device device) { expect_gated_norm_on(device, true); }},
     {"unit_length",
      [](at::Device device) {
@@ -322,6 +358,15 @@ TEST(RowwiseOp, GradientsEqualFiniteDifferences) {
     check("gated_rms_norm", {rows(), rows(), row()}, [&](const Tensors& in) {
       return gated_rms_norm(in[0], in[1], in[2], 1e-3, gate_first, 2);
     });
+  check("gated_rms_norm by σ", {rows(), rows(), row()}, [&](const Tensors& in) {
+    return gated_rms_norm(in[0], in[1], in[2], 1e-3, false, 2, "sigmoid");
+  });
+  const auto six = [&] { return Tensors{rows(), rows(), rows(), rows(), row(), row()}; };
+  for (const double bound : {0, -5})
+    check("kda_inputs", six(),
+          [&](const Tensors& in) { return at::cat(kda_inputs_of(in, bound, 2), 1); });
+  check("gdn2_inputs", six(),
+        [](const Tensors& in) { return at::cat(gdn2_inputs_of(in, 2, 2), 1); });
   check("unit_length", {rows()}, [](const Tensors& in) { return unit_length(in[0], 1e-6, 2); });
   check("rwkv7_prepare", {rows(), rows(), rows(), row(), row()}, [](const Tensors& in) {
     const auto p = rwkv7_prepare(in[0], in[1], in[2], in[3], in[4], 2);
@@ -339,6 +384,16 @@ TEST(RowwiseOp, BadArgumentsAreNamed) {
   EXPECT_THROW(gated_rms_norm(x, x.slice(0, 1), w, 1e-5, true), c10::ValueError);
   EXPECT_THROW(gated_rms_norm(x, x, torch::ones({4}), 1e-5, true), c10::ValueError);
   EXPECT_THROW(gated_rms_norm(x, x, w, 1e-5, false, 4), c10::ValueError);
+  EXPECT_THROW(gated_rms_norm(x, x, w, 1e-5, true, 1, "sigmoid"), c10::ValueError);
+  EXPECT_THROW(gated_rms_norm(x, x, w, 1e-5, false, 1, "gelu"), c10::ValueError);
+  const at::Tensor two = torch::ones({2});
+  const at::Tensor beta = torch::ones({3, 2});
+  EXPECT_THROW(kda_inputs(x, x[0], x, beta, w, two, 0, 2), c10::ValueError);
+  EXPECT_THROW(kda_inputs(x, x, x, x, w, two, 0, 2), c10::ValueError);
+  EXPECT_THROW(kda_inputs(x, x, x, beta, two, two, 0, 2), c10::ValueError);
+  EXPECT_THROW(kda_inputs(x, x, x, beta, w, w, 0, 2), c10::ValueError);
+  EXPECT_THROW(kda_inputs(x, x, x, beta, w, two, 0, 4), c10::ValueError);
+  EXPECT_THROW(gdn2_inputs(x, x, x, beta, w, two, 1, 2), c10::ValueError);
   EXPECT_THROW(unit_length(torch::zeros({3}, at::kLong), 1e-6), c10::ValueError);
   EXPECT_THROW(unit_length(x, 1e-6, 4), c10::ValueError);
   EXPECT_THROW(rwkv7_prepare(x, x, x, w, torch::ones({5}), 2), c10::ValueError);

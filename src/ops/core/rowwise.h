@@ -4,6 +4,7 @@
 //   kInputs, kOutputs, kParameters    tensors [rows, groups, width]; parameters [groups, width]
 //   kRealOutputs                      the first of the outputs, which are "real" instead of `dtype`
 //   kStatistics                       tensors [rows, groups] real, which a formula gets after w
+//   kStatisticGradients               the last backward sums are the gradients of the statistics
 //   kSums, kBackwardSums              sums over a part, for both directions and for the second only
 //   kExtraGradients                   gradients [groups, width] after those of the parameters
 //   kLongParts                        parts are often longer than 512 bytes: more kernels for CUDA
@@ -39,6 +40,7 @@ struct RowwiseFormula {
   static constexpr int kParameters = 0;
   static constexpr int kRealOutputs = 0;
   static constexpr int kStatistics = 0;
+  static constexpr bool kStatisticGradients = false;
   static constexpr int kSums = 0;
   static constexpr int kBackwardSums = 0;
   static constexpr int kExtraGradients = 0;
@@ -82,6 +84,7 @@ struct RowwiseBackward {
   // out [kParameterGradients, groups, width] real; the order of their sums depends on the sizes
   // and the device
   void* dparameters;
+  void* dstatistics[kAtLeastOne<F::kStatistics>] = {};  // out [rows, groups] real, if any
 };
 
 namespace cpu {
@@ -155,6 +158,19 @@ ASSAY_FORMULA R sigmoid(R x) {
   if constexpr (sizeof(R) == 4) return cuda::sigmoid_approx(x);
 #endif
   return 1 / (1 + exp(-x));
+}
+
+// log(1 + exp(x)) as max(x, 0) + log(1 + e), e = exp(−|x|). log(1 + e) is 2 artanh(e / (2 + e)),
+// whose series has no cancellation.
+template <class R>
+ASSAY_FORMULA R softplus(R x) {
+  constexpr int kLastTerm = sizeof(R) == 4 ? 6 : 16;
+  const R e = exp(x < 0 ? x : -x);
+  const R s = e / (2 + e);
+  R sum = 0;
+#pragma unroll
+  for (int n = kLastTerm; n >= 0; --n) sum = sum * (s * s) + R(1) / R(2 * n + 1);
+  return (x > 0 ? x : 0) + 2 * s * sum;
 }
 
 }  // namespace formula

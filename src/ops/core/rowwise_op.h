@@ -47,15 +47,20 @@ struct RowwiseFunction : torch::autograd::Function<RowwiseFunction<F>> {
       p.row_stride[n] = saved[n].stride(0);
     }
     p.parameters = data(saved[F::kInputs]);
+    for (int n = 0; n < F::kStatistics; ++n)
+      p.statistics[n] = data(saved[size_t(F::kInputs + 1 + n)]);
     return p;
   }
 
-  // in: inputs [rows, D] and, if there are any, the parameters [kParameters, D].
+  static_assert(F::kStatistics == 0 || F::kParameters > 0);
+
+  // in: inputs [rows, D] and, if there are any, the parameters [kParameters, D] and after them the
+  // statistics [rows, groups].
   static Tensors forward(torch::autograd::AutogradContext* ctx, at::TensorList in, double eps,
                          int64_t groups) {
     Tensors saved = in.vec();
     Tensors out;
-    saved.resize(F::kInputs + 1);
+    saved.resize(F::kInputs + 1 + F::kStatistics);
     Rowwise<F> p = describe(saved, eps, groups);
     for (int n = 0; n < F::kOutputs; ++n) {
       const auto dtype = saved[0].scalar_type();
@@ -95,6 +100,10 @@ struct RowwiseFunction : torch::autograd::Function<RowwiseFunction<F>> {
     }
     if (F::kParameters > 0) din.push_back(at::empty_like(saved[F::kInputs]));
     bwd.dparameters = F::kParameters > 0 ? data(din.back()) : nullptr;
+    for (int n = 0; n < F::kStatistics; ++n) {
+      din.push_back(at::empty_like(saved[size_t(F::kInputs + 1 + n)]));
+      bwd.dstatistics[n] = data(din.back());
+    }
     dispatch(
         device,
         [&](const auto& pool) {
@@ -118,12 +127,13 @@ inline bool has_rowwise_kernel(const at::Tensor& x, int64_t groups) {
          (on_gpu(x.device()) && width / rowwise_vector(x, width) <= cuda::kMaxRowwiseThreads);
 }
 
-// The outputs for inputs of one shape [..., D] and parameters [D]. Inputs are promoted to one
-// dtype, which is that of the outputs that are not real.
+// The outputs for inputs of one shape [..., D], parameters [D] and statistics [..., groups]. Inputs
+// are promoted to one dtype, which is that of the outputs that are not real.
 template <class F>
 torch::autograd::variable_list rowwise(const std::vector<at::Tensor>& inputs,
                                        const std::vector<at::Tensor>& parameters, double eps,
-                                       int64_t groups) {
+                                       int64_t groups,
+                                       const std::vector<at::Tensor>& statistics = {}) {
   auto dtype = inputs[0].scalar_type();
   for (const at::Tensor& x : inputs) dtype = at::promote_types(dtype, x.scalar_type());
   const auto wide = dtype == at::kHalf ? at::kFloat : dtype;
@@ -131,6 +141,7 @@ torch::autograd::variable_list rowwise(const std::vector<at::Tensor>& inputs,
   for (const at::Tensor& x : inputs) in.push_back(rows_of(x.to(wide), groups));
   if (F::kParameters == 1) in.push_back(aligned(parameter(parameters[0], real_dtype(wide))));
   if (F::kParameters > 1) in.push_back(at::stack(parameters).to(real_dtype(wide)));
+  for (const at::Tensor& x : statistics) in.push_back(parameter(x, real_dtype(wide)));
   auto out = RowwiseFunction<F>::apply(at::TensorList(in), eps, groups);
   for (size_t n = 0; n < out.size(); ++n) {
     out[n] = out[n].view(inputs[0].sizes());

@@ -145,6 +145,9 @@ void rowwise_backward_part(const RowwiseBackward<F>& bwd, int64_t part, RowwiseP
     F::finish(sums, R(p.width), R(p.eps));
     F::finish_backward(sums, R(p.width), R(p.eps));
   }
+  if constexpr (F::kStatisticGradients)
+    for (int n = 0; n < F::kStatistics; ++n)
+      static_cast<R*>(bwd.dstatistics[n])[part] = sums[r.kSums - F::kStatistics + n];
 #pragma clang loop vectorize(assume_safety)
   for (int64_t i = 0; i < r.padded; ++i) {
     R dw[RowwisePart<R, F>::kWeights];

@@ -192,6 +192,11 @@ __global__ void __launch_bounds__(kMaxRowwiseThreads)
       F::finish_backward(part, R(p.width), R(p.eps));
     }
     if (!active) continue;
+    if constexpr (F::kStatisticGradients)
+      for (int n = 0; n < F::kStatistics; ++n)
+        if (first == 0)
+          static_cast<R*>(bwd.dstatistics[n])[row * p.groups + group] =
+              part[kSums - F::kStatistics + n];
 #pragma unroll
     for (int k = 0; k < kSize; ++k) {
       R dx[F::kInputs];
@@ -227,7 +232,7 @@ constexpr int kWarpPartBlocks = 8;      // blocks per SM, at most
 
 template <class F, class T, int kSize, int kVectors, bool kBackward>
 struct WarpPart {
-  static_assert(F::kRealOutputs == 0);
+  static_assert(F::kRealOutputs == 0 && !F::kStatisticGradients);
   using R = Real<T>;
   using E = RowwiseElements<F, T, kSize>;
   static constexpr int kTensors = F::kInputs + (kBackward ? F::kOutputs : 0);

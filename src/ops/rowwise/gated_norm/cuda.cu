@@ -5,4 +5,5 @@
 namespace assay::ops::cuda {
 ASSAY_ROWWISE_CUDA(GateThenNorm)
 ASSAY_ROWWISE_CUDA(NormThenGate)
+ASSAY_ROWWISE_CUDA(NormThenSigmoid)
 }  // namespace assay::ops::cuda

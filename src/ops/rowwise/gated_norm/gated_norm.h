@@ -1,11 +1,14 @@
 #pragma once
-// Root-mean-square norm with a SiLU gate, differentiable. Over rows, or over each of `groups` equal
+// Root-mean-square norm with a gate, differentiable. Over rows, or over each of `groups` equal
 // parts of a row:
 //   norm first:  y = x / sqrt(mean x² + eps) ⊙ w ⊙ silu(z)               [RetNet, Sun et al. 2023]
+//                or with σ(z) for silu(z)                             [Kimi Linear 2025]
 //   gate first:  y = u / sqrt(mean u² + eps) ⊙ w,  u = x ⊙ silu(z)    [Mamba-2, Dao & Gu 2024]
 // With s = 1 / sqrt(mean u² + eps), u = x if the norm is first, and g the gradient of s u:
 //   du = s (g − s² u mean(g u))
 // s is computed again in the backward pass, so that only x, z and w are kept.
+#include <string_view>
+
 #include "ops/core/rowwise.h"
 
 namespace at {
@@ -14,7 +17,7 @@ class Tensor;
 
 namespace assay::ops {
 
-template <bool kGateFirst>
+template <bool kGateFirst, bool kSigmoid = false>
 struct GatedNorm : RowwiseFormula {
   static constexpr int kInputs = 2;
   static constexpr int kOutputs = 1;
@@ -31,6 +34,7 @@ struct GatedNorm : RowwiseFormula {
   template <class R>
   ASSAY_FORMULA Gate<R> gate(R z) {
     const R sigmoid = formula::sigmoid(z);
+    if (kSigmoid) return {sigmoid, sigmoid * (1 - sigmoid)};
     return {z * sigmoid, sigmoid + z * sigmoid * (1 - sigmoid)};
   }
   template <class R>
@@ -71,14 +75,17 @@ struct GatedNorm : RowwiseFormula {
 };
 using GateThenNorm = GatedNorm<true>;
 using NormThenGate = GatedNorm<false>;
+using NormThenSigmoid = GatedNorm<false, true>;
 
 // x, z [..., D] of one shape (fp32, fp64, bf16), weight [D] (fp32; fp64 for fp64) → the shape and
-// dtype of x. ValueError naming the argument when a shape does not fit.
+// dtype of x. `gate` is "silu" or, with the norm first, "sigmoid". ValueError naming the argument
+// when a shape does not fit.
 at::Tensor gated_rms_norm(const at::Tensor& x, const at::Tensor& z, const at::Tensor& weight,
-                          double eps, bool gate_first, int64_t groups = 1);
+                          double eps, bool gate_first, int64_t groups = 1,
+                          std::string_view gate = "silu");
 // Reference implementation in plain tensor arithmetic.
 at::Tensor gated_rms_norm_reference(const at::Tensor& x, const at::Tensor& z,
                                     const at::Tensor& weight, double eps, bool gate_first,
-                                    int64_t groups = 1);
+                                    int64_t groups = 1, std::string_view gate = "silu");
 
 }  // namespace assay::ops
