@@ -144,21 +144,23 @@ at::Tensor Residual::sum() const { return y.defined() ? x + y : x; }
 
 namespace {
 
-at::Tensor gated(const Norm& norm, const at::Tensor& x, const at::Tensor& z, bool gate_first) {
+at::Tensor gated(const Norm& norm, const at::Tensor& x, const at::Tensor& z, bool gate_first,
+                 std::string_view gate) {
   const int64_t heads = x.size(-1) / norm.weight.size(0);
   const at::Tensor w = norm.zero_centered ? 1 + norm.weight : norm.weight;
   return ops::gated_rms_norm(x, z, heads > 1 ? w.repeat(heads) : w, norm.eps, gate_first,
-                             heads * norm.groups);
+                             heads * norm.groups, gate);
 }
 
 }  // namespace
 
-at::Tensor Norm::forward_then_gate(const at::Tensor& x, const at::Tensor& z) const {
-  return gated(*this, x, z, /*gate_first=*/false);
+at::Tensor Norm::forward_then_gate(const at::Tensor& x, const at::Tensor& z,
+                                   std::string_view gate) const {
+  return gated(*this, x, z, /*gate_first=*/false, gate);
 }
 
 at::Tensor Norm::gate_then_forward(const at::Tensor& x, const at::Tensor& z) const {
-  return gated(*this, x, z, /*gate_first=*/true);
+  return gated(*this, x, z, /*gate_first=*/true, "silu");
 }
 
 LowRank::LowRank(int64_t in, int64_t rank, int64_t out, bool with_bias, std::string act)

@@ -92,8 +92,9 @@ struct Norm : Module {
   at::Tensor forward(Residual& x) const;  // of the sum, which x becomes
   // to(forward(x)) in `dtype`, by one kernel for some sizes (norm_linear of linear.h).
   at::Tensor forward_projected(Residual& x, const Projection& to, at::ScalarType dtype) const;
-  // forward(x) ⊙ silu(z), or forward(x ⊙ silu(z)). z has the shape of x.
-  at::Tensor forward_then_gate(const at::Tensor& x, const at::Tensor& z) const;
+  // forward(x) ⊙ gate(z), "silu" or "sigmoid", or forward(x ⊙ silu(z)). z has the shape of x.
+  at::Tensor forward_then_gate(const at::Tensor& x, const at::Tensor& z,
+                               std::string_view gate = "silu") const;
   at::Tensor gate_then_forward(const at::Tensor& x, const at::Tensor& z) const;
   // Both are root-mean-square norms without a bias; a row may also have several heads [..., heads ·
   // size] that share the weight.

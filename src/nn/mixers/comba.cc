@@ -91,7 +91,7 @@ struct Comba final : ProjectedMixer {
     std::tie(y, state["S"]) =
         ops::rwkv7(q, g, written, heads(qkv[2]), -unit_length(fed_back), written,
                    1 / std::sqrt(double(config.head_dim)), state.find("S"));
-    return out_proj->forward(norm->forward(y).flatten(2) * part[1].sigmoid());
+    return out_proj->forward(norm->forward_then_gate(y.flatten(2), part[1], "sigmoid"));
   }
 
   double mixing_flops(int64_t) const override {

@@ -19,7 +19,7 @@
 #include "nn/short_conv.h"
 #include "ops/core/split.h"
 #include "ops/recurrence/delta_rule/delta_rule.h"
-#include "ops/rowwise/unit_length/unit_length.h"
+#include "ops/rowwise/delta_inputs/delta_inputs.h"
 
 namespace assay::nn {
 namespace {
@@ -77,22 +77,19 @@ struct GatedDeltaNet2 final : ProjectedMixer {
   Projection input_projection() const override { return in_proj->projection(); }
   at::Tensor mix(const at::Tensor& projected, State& state) override {
     const auto heads = [&](const at::Tensor& t) { return split_heads(t, config.num_heads); };
-    const auto unit = [&](const at::Tensor& t) {
-      return heads(ops::unit_length(t, 1e-6, config.num_heads));
-    };
     const auto part = ops::split(projected, {2 * K + V, K, V, config.gate_rank, config.gate_rank});
     const auto qkv = conv->forward(part[0], state, {K, K, V});
-    at::Tensor erase = heads(wide(part[1])).sigmoid();
-    if (config.negative_eigenvalues) erase = 2 * erase;
-    const at::Tensor rate = once_for_steps(state, [this] { return A_log.exp().unsqueeze(-1); });
-    const at::Tensor g = -rate * at::softplus(heads(wide(decay_proj->forward(part[3])) + dt_bias));
-    const at::Tensor k = unit(qkv[1]);
+    const at::Tensor rate = once_for_steps(state, [this] { return A_log.exp(); });
+    const auto [g, q, written, removed] =
+        ops::gdn2_inputs(qkv[0], qkv[1], decay_proj->forward(part[3]), part[1], dt_bias, rate,
+                         config.negative_eigenvalues ? 2 : 1, config.num_heads);
+    const at::Tensor stored = heads(written);
     const at::Tensor v = heads(qkv[2] * part[2].sigmoid());
-    const at::Tensor removed = (k * (erase * g.exp())).to(k.scalar_type()).neg();
     at::Tensor y;
-    std::tie(y, state["S"]) = ops::rwkv7(unit(qkv[0]), g, k, v, removed, k,
+    std::tie(y, state["S"]) = ops::rwkv7(heads(q), heads(g), stored, v, heads(removed), stored,
                                          1 / std::sqrt(double(config.head_dim)), state.find("S"));
-    return out_proj->forward(norm->forward(y).flatten(2) * gate_proj->forward(part[4]).sigmoid());
+    return out_proj->forward(
+        norm->forward_then_gate(y.flatten(2), gate_proj->forward(part[4]), "sigmoid"));
   }
 
   double mixing_flops(int64_t) const override {

@@ -18,7 +18,7 @@
 #include "nn/short_conv.h"
 #include "ops/core/split.h"
 #include "ops/recurrence/delta_rule/delta_rule.h"
-#include "ops/rowwise/unit_length/unit_length.h"
+#include "ops/rowwise/delta_inputs/delta_inputs.h"
 
 namespace assay::nn {
 namespace {
@@ -82,29 +82,22 @@ struct KimiDeltaAttention final : ProjectedMixer {
   Projection input_projection() const override { return in_proj->projection(); }
   at::Tensor mix(const at::Tensor& projected, State& state) override {
     const auto heads = [&](const at::Tensor& t) { return split_heads(t, config.num_heads); };
-    const auto unit = [&](const at::Tensor& t) {
-      return heads(ops::unit_length(t, 1e-6, config.num_heads));
-    };
     const auto part =
         ops::split(projected, {2 * K + V, config.gate_rank, config.gate_rank, config.num_heads});
     const auto qkv = conv->forward(part[0], state, {K, K, V});
-    const at::Tensor k = unit(qkv[1]);
-    const at::Tensor g = log_decays(decay_proj->forward(part[1]), state);
     at::Tensor beta = wide(part[3]).sigmoid();
     if (config.negative_eigenvalues) beta = 2 * beta;
-    const at::Tensor written = (k * beta.unsqueeze(-1)).to(k.scalar_type());
-    const at::Tensor removed = (k * g.exp()).to(k.scalar_type()).neg();
+    const at::Tensor rate = once_for_steps(state, [this] { return A_log.exp(); });
+    const auto [g, q, written, removed] =
+        ops::kda_inputs(qkv[0], qkv[1], decay_proj->forward(part[1]), beta, dt_bias, rate,
+                        config.gate_bound, config.num_heads);
+    const at::Tensor stored = heads(written);
     at::Tensor y;
-    std::tie(y, state["S"]) = ops::rwkv7(unit(qkv[0]), g, written, heads(qkv[2]), removed, written,
-                                         1 / std::sqrt(double(config.head_dim)), state.find("S"));
-    return out_proj->forward(norm->forward(y).flatten(2) * gate_proj->forward(part[2]).sigmoid());
-  }
-
-  // [B, T, K of all heads] → [B, T, H, head_dim]
-  at::Tensor log_decays(const at::Tensor& projected, State& state) const {
-    const at::Tensor f = split_heads(wide(projected) + dt_bias, config.num_heads);
-    const at::Tensor rate = once_for_steps(state, [this] { return A_log.exp().unsqueeze(-1); });
-    return bounded() ? config.gate_bound * (rate * f).sigmoid() : -rate * at::softplus(f);
+    std::tie(y, state["S"]) =
+        ops::rwkv7(heads(q), heads(g), stored, heads(qkv[2]), heads(removed), stored,
+                   1 / std::sqrt(double(config.head_dim)), state.find("S"));
+    return out_proj->forward(
+        norm->forward_then_gate(y.flatten(2), gate_proj->forward(part[2]), "sigmoid"));
   }
   bool bounded() const { return config.gate_bound < 0; }
 
