@@ -144,6 +144,31 @@ TEST_P(DeltaRuleOps, OnCudaEqualTheirTwinsOnTensorCores) {
     expect_twin_on_tensor_cores(GetParam(), shape);
 }
 
+// Both arguments are one tensor, in place of two with the same numbers.
+void expect_sum_of_gradients(at::ScalarType dtype, at::Device device) {
+  Named a = random_arguments("rwkv7", {2, 50, 2, 64, 32}, dtype);
+  for (auto& [name, tensor] : a) tensor = tensor.to(device).requires_grad_();
+  const at::Tensor k = a["b"].detach().clone().requires_grad_();
+  const auto gradients = [&](const at::Tensor& of_k, const std::vector<at::Tensor>& leaves) {
+    const auto [out, last] =
+        rwkv7(a["r"], a["w"], of_k, a["v"], a["a"], a["b"], kScale, a["initial_state"]);
+    return torch::autograd::grad({out.to(at::kFloat).square().sum(), last.square().sum()}, leaves);
+  };
+  const auto found = gradients(a["b"], {a["b"], a["a"]});
+  const auto wanted = gradients(k, {a["b"], a["a"], k});
+  const at::Tensor sum = wanted[0].to(at::kDouble) + wanted[2].to(at::kDouble);
+  const double tolerance = dtype == at::kDouble ? 1e-12 : 5e-3;
+  EXPECT_LE(((found[0].to(at::kDouble) - sum).norm() / sum.norm()).item<double>(), tolerance);
+  EXPECT_TRUE(found[1].equal(wanted[1]));
+}
+TEST(Rwkv7Op, OneTensorAsKAndBHasTheSumOfTheirGradients) {
+  expect_sum_of_gradients(at::kDouble, at::kCPU);
+}
+TEST(Rwkv7Op, OnCudaOneTensorAsKAndBHasTheSumOfTheirGradients) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
+  expect_sum_of_gradients(at::kBFloat16, at::kCUDA);
+}
+
 TEST_P(DeltaRuleOps, OnCudaEqualTheirTwinsInTwoSegments) {
   expect_twin_on_tensor_cores(GetParam(), {1, 520, 2, 64, 32});
 }

@@ -313,11 +313,12 @@ __global__ void __launch_bounds__(kK, 384 / kK) gradients_kernel(ChunkedBackward
     channel.through_column(s, j, k, b, bonus, dk, db);
     if constexpr (kBonus) du += s.scores[j][j].qk * channel.q[j] * k;
     put(bwd.dq, j, channel.dq[j] * p.scale);
-    put(bwd.dk, j, dk);
     if constexpr (kLow<kRule>) {
       put(bwd.da, j, channel.da[j]);
-      put(bwd.db, j, db);
+      if (bwd.db) put(bwd.db, j, db);
+      else dk += db;
     }
+    put(bwd.dk, j, dk);
     if (by_key) put(bwd.dlog_decay, j, channel.dlog[j], p.decay_dtype == DType::f32);
   }
   if constexpr (kBonus) bwd.du[c.index * kK + n] = du;

@@ -124,7 +124,7 @@ struct ChunkedBackward {
   void* dq;
   void* dk;
   void* dv;  // out [B, T, H, V]  bf16, by head even where heads share it
-  // out [B, T, H, K]  bf16, Rule::dplr
+  // out [B, T, H, K]  bf16, Rule::dplr; db is null if b is k, and dk is then their gradient
   void* da;
   void* db;
   float* dbeta;      // out [B, T, H], or null

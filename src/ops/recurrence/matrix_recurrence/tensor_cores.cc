@@ -56,7 +56,7 @@ struct ByTensorCores : torch::autograd::Function<ByTensorCores> {
                                const OptionalTensor& b, const OptionalTensor& beta,
                                const OptionalTensor& log_decay, const OptionalTensor& u,
                                const OptionalTensor& skip, const at::Tensor& state, int64_t rule,
-                               double scale, bool keeps) {
+                               double scale, bool keeps, bool b_is_k) {
     const Inputs in{q,
                     k,
                     v,
@@ -85,6 +85,7 @@ struct ByTensorCores : torch::autograd::Function<ByTensorCores> {
     }
     ctx->saved_data["rule"] = rule;
     ctx->saved_data["scale"] = scale;
+    ctx->saved_data["b_is_k"] = b_is_k;
     ctx->set_materialize_grads(false);
     return {out, final_state};
   }
@@ -127,7 +128,7 @@ struct ByTensorCores : torch::autograd::Function<ByTensorCores> {
     work.dk = by_head(kK);
     work.dv = by_head(kV);
     work.da = by_head(kA);
-    work.db = by_head(kB);
+    work.db = ctx->saved_data["b_is_k"].toBool() ? nullptr : by_head(kB);
     work.dbeta = static_cast<float*>(by_head(kBeta));
     work.dlog_decay = by_head(kLogDecay);
     work.du = by_chunk(kU);
@@ -140,7 +141,7 @@ struct ByTensorCores : torch::autograd::Function<ByTensorCores> {
     for (const Input i : {kU, kSkip})
       if (out[i].defined()) out[i] = out[i].sum(0);
     variable_list result(out.begin(), out.end());
-    result.resize(kInputs + 3);  // rule, scale and keeps have none
+    result.resize(kInputs + 4);  // rule, scale, keeps and b_is_k have none
     return result;
   }
 };
@@ -251,7 +252,7 @@ std::tuple<at::Tensor, at::Tensor> by_tensor_cores(const MatrixRecurrence& s,
   const variable_list out = ByTensorCores::apply(
       rows(s.q), rows(s.k), rows(s.v), optional(rows(s.a)), optional(rows(s.b)), optional(beta),
       optional(g), optional(u), optional(skip), aligned(state.contiguous()), int64_t(rule_of(s)),
-      s.scale, keeps);
+      s.scale, keeps, s.b.defined() && s.b.is_same(s.k));
   return {out[0], out[1]};
 }
 
