@@ -36,11 +36,6 @@ double total(const std::vector<double>& x) {
   return sum;
 }
 
-void add(std::vector<double>& sum, const std::vector<double>& x, double factor) {
-  sum.resize(x.size());
-  for (size_t i = 0; i < x.size(); ++i) sum[i] += factor * x[i];
-}
-
 std::vector<double> minus(std::vector<double> a, const std::vector<double>& b) {
   add(a, b, -1);
   return a;

@@ -11,10 +11,6 @@ std::vector<double> scaled(std::vector<double> x, double factor) {
   return x;
 }
 
-void add(std::vector<double>& sum, const std::vector<double>& x, double factor) {
-  for (size_t b = 0; b < sum.size(); ++b) sum[b] += factor * x[b];
-}
-
 std::vector<double> difference_quotient(const std::vector<double>& high,
                                         const std::vector<double>& low, double step) {
   std::vector<double> quotient(high.size());
@@ -26,6 +22,11 @@ std::vector<double> difference_quotient(const std::vector<double>& high,
 
 double weighted_sum(const std::vector<double>& weights, const std::vector<double>& values) {
   return std::inner_product(weights.begin(), weights.end(), values.begin(), 0.0);
+}
+
+void add(std::vector<double>& sum, const std::vector<double>& x, double factor) {
+  sum.resize(x.size());
+  for (size_t i = 0; i < x.size(); ++i) sum[i] += factor * x[i];
 }
 
 RungCurve::RungCurve(std::vector<double> held_out, const std::vector<double>& loss)

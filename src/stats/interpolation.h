@@ -63,5 +63,7 @@ class RungCurve {
 
 // sum_b weights[b] values[b]
 double weighted_sum(const std::vector<double>& weights, const std::vector<double>& values);
+// sum + factor x; an empty sum is zero.
+void add(std::vector<double>& sum, const std::vector<double>& x, double factor);
 
 }  // namespace assay::stats

@@ -35,10 +35,7 @@ Interval share_interval(double successes, double n, double level) {
 double standard_error(std::span<const double> values) {
   const auto n = double(values.size());
   if (n < 2) return 0;
-  const double centre = mean(values);
-  double squares = 0;
-  for (const double value : values) squares += (value - centre) * (value - centre);
-  return std::sqrt(squares / (n - 1) / n);
+  return std::sqrt(seed_variance(ByRun{{values.begin(), values.end()}}).value / n);
 }
 
 Interval mean_interval(std::span<const double> values, double level) {

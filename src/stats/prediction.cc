@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "stats/contrast.h"
 #include "stats/items.h"
+#include "stats/reference.h"
 
 namespace assay::stats {
 namespace {
@@ -76,15 +77,12 @@ std::vector<Prediction> predict_ends(const std::vector<Budget>& ladder,
                              .target_tokens = options.target_tokens});
     return predictions;
   }
-  std::vector<Budget> rungs = ladder;
-  std::ranges::sort(rungs, {}, &Budget::tokens);
-  Ends ends(rungs);
+  Ends ends(in_order(ladder));
   ends.set_table(rows_of_others(limits, small));
   std::vector<std::vector<size_t>> groups(small.size());
   std::vector<std::vector<double>> tokens(small.size());
   for (size_t a = 0; a < small.size(); ++a) {
-    std::vector<Budget> budgets = small[a].budgets;
-    std::ranges::sort(budgets, {}, &Budget::tokens);
+    const std::vector<Budget> budgets = in_order(small[a].budgets);
     const auto& results = measured.results[a].budgets;
     const bool any_usable = std::ranges::any_of(
         results, [](const BudgetResult& r) { return r.problem.empty() && r.caveat.empty(); });

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "stats/interpolation.h"
 #include "stats/items.h"
 #include "stats/student.h"
 
@@ -20,12 +21,6 @@ double mean_value(const RunScores& runs) {
   double sum = 0;
   for (const RunScore& run : runs) sum += run.value;
   return sum / double(runs.size());
-}
-
-double squares(const std::vector<double>& values) {
-  double sum = 0;
-  for (const double value : values) sum += value * value;
-  return sum;
 }
 
 // The t of an interval whose variance is the sum of both. Shares of many items are normal.
@@ -89,7 +84,7 @@ Interval score_interval(const RunScores& runs, const SeedNoise& noise, ScoreKind
   const double value = mean_value(runs);
   const bool share = kind == ScoreKind::share;
   // A share of n items has the variance r (1 − r) / n, without the n − 1 of a sample's variance.
-  const double of_items = squares(influence) * (share ? (items - 1) / items : 1);
+  const double of_items = weighted_sum(influence, influence) * (share ? (items - 1) / items : 1);
   const Variance seeds{noise.between.value / count, noise.between.freedom};
   const Variance documents{std::max(0.0, of_items - noise.interaction / count),
                            std::max(1.0, items - 1)};
@@ -113,7 +108,7 @@ Interval score_difference(const RunScores& a, const RunScores& b, const SeedNois
   const double value = mean_value(a) - mean_value(b);
   const bool share = kind == ScoreKind::share;
   double centre = value;
-  double of_items = squares(influence);
+  double of_items = weighted_sum(influence, influence);
   if (share) {  // with two more items, whose differences are 1 and −1
     const double square = (of_items * (items - 1) + value * value) * items;
     centre = value * items / (items + 2);
