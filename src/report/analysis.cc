@@ -7,7 +7,7 @@
 #include "base/config.h"
 #include "base/error.h"
 #include "report/slices.h"
-#include "report/training_loss.h"
+#include "run/training_loss.h"
 #include "stats/curves.h"
 
 namespace assay::report {
@@ -46,20 +46,6 @@ Evaluation read_evaluation(const run::EvaluationLine& line, const Setting& setti
   return out;
 }
 
-// Fits the training loss of each evaluation within one evaluation interval on either side; at the
-// end only the interval before is left. At step 0 there is none.
-void fit_training_losses(std::vector<Evaluation>& evaluations,
-                         const std::vector<TrainingLine>& lines) {
-  int64_t before = 0;
-  for (size_t k = 0; k < evaluations.size(); ++k) {
-    const int64_t step = evaluations[k].step;
-    const bool last = k + 1 == evaluations.size();
-    const int64_t after = last ? step : evaluations[k + 1].step;
-    if (step > 0) evaluations[k].training_loss = training_loss_at(lines, step, before, after);
-    before = step;
-  }
-}
-
 RunEnd read_end(const run::End& losses, const Setting& setting) {
   const auto bits = [](const run::EndSet& set) { return set.bits_per_byte; };
   RunEnd end{.training_loss = kNone,
@@ -78,14 +64,12 @@ Run read_run(const study::StudyRun& row, const Setting& setting) {
           .learning_rate = row.learning_rate,
           .data = *row.finished,
           .end = read_end(row.finished->end, setting)};
-  std::vector<TrainingLine> lines;
-  for (const run::TrainingLine& line : run.data.metrics.training)
-    lines.push_back({.step = line.step, .loss = run::recorded_training_loss(line.loss)});
   for (const run::EvaluationLine& line : run.data.metrics.evaluations)
     run.evaluations.push_back(read_evaluation(line, setting));
   if (run.evaluations.empty())
     fail("The run {} holds no evaluation, so it cannot be reported.", run.name);
-  fit_training_losses(run.evaluations, lines);
+  const std::vector<double> training = run::training_losses(run.data.metrics);
+  for (size_t k = 0; k < training.size(); ++k) run.evaluations[k].training_loss = training[k];
   run.end.training_loss = run.evaluations.back().training_loss;
   return run;
 }

@@ -22,7 +22,7 @@ const char* name(Kind kind);             // "held-out", "training"
 struct Evaluation {
   int64_t step = 0;
   double tokens = 0;  // seen so far
-  // Centred on this step (training_loss.h); NaN at step 0
+  // Centred on this step (run/training_loss.h); NaN at step 0
   double training_loss = 0;
   double held_out_loss = 0;                   // mean over the training domains
   double test_loss = 0;                       // mean over the test domains

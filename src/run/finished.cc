@@ -96,8 +96,6 @@ bool is_record(const nlohmann::json& json, const std::string& file) {
   return false;
 }
 
-double recorded_training_loss(double loss) { return rounded(loss, 4); }
-
 RunRecord record_of(const FinishedRun& run) {
   RunRecord out{
       .config = run.config, .provenance = run.provenance, .outcome = run.outcome, .end = run.end};
@@ -105,7 +103,7 @@ RunRecord record_of(const FinishedRun& run) {
   out.provenance.data_folder.reset();  // a path of the machine says nothing to others
   if (out.outcome.probes) round_numbers(*out.outcome.probes, 4);
   for (const TrainingLine& line : run.metrics.training)
-    out.training.emplace_back(line.step, recorded_training_loss(line.loss));
+    out.training.emplace_back(line.step, rounded(line.loss, 4));
   for (const EvaluationLine& line : run.metrics.evaluations)
     out.evaluations.push_back(record_of(line));
   if (run.metrics.evaluations.empty()) return out;

@@ -59,7 +59,6 @@ bool is_record(const nlohmann::json& json, const std::string& file);
 // The record of a run, without what the run itself does not know: key, name, model, seed, tokens
 // and learning rate.
 RunRecord record_of(const FinishedRun& run);
-double recorded_training_loss(double loss);  // rounded to what a record holds
 FinishedRun run_of(const RunRecord& record);
 
 }  // namespace assay::run

@@ -137,8 +137,8 @@ struct End {
   ASSAY_FIELDS(step, tokens, sets)
 };
 
-// A line of metrics.jsonl about an interval of training. Lines that a study made from the record of
-// a run have step and loss alone.
+// A line of metrics.jsonl: the mean loss over the steps after the line before, up to `step`. Lines
+// that a study made from the record of a run have step and loss alone.
 struct TrainingLine {
   int64_t step = 0;
   double loss = 0;

@@ -1,9 +1,9 @@
-#include "report/training_loss.h"
+#include "run/training_loss.h"
 
 #include <cmath>
 #include <limits>
 
-namespace assay::report {
+namespace assay::run {
 
 double training_loss_at(const std::vector<TrainingLine>& lines, int64_t step, int64_t first,
                         int64_t last) {
@@ -30,4 +30,19 @@ double training_loss_at(const std::vector<TrainingLine>& lines, int64_t step, in
   return (sum_xx * sum_y - sum_x * sum_xy) / spread;
 }
 
-}  // namespace assay::report
+std::vector<double> training_losses(const Metrics& metrics) {
+  std::vector<double> out;
+  int64_t before = 0;
+  for (const EvaluationLine& line : metrics.evaluations) {
+    const size_t next = out.size() + 1;
+    const bool last = next == metrics.evaluations.size();
+    const int64_t after = last ? line.step : metrics.evaluations[next].step;
+    double loss = std::numeric_limits<double>::quiet_NaN();
+    if (line.step > 0) loss = training_loss_at(metrics.training, line.step, before, after);
+    out.push_back(std::round(1e4 * loss) / 1e4);
+    before = line.step;
+  }
+  return out;
+}
+
+}  // namespace assay::run

@@ -1,15 +1,8 @@
 #pragma once
-// The training loss at one step, from the noisy lines of metrics.jsonl.
-#include <cstdint>
-#include <vector>
+// The training loss at the evaluations of a run, from the noisy lines of metrics.jsonl.
+#include "run/metrics.h"
 
-namespace assay::report {
-
-// A line of metrics.jsonl: the mean loss over the steps after the line before, up to `step`.
-struct TrainingLine {
-  int64_t step = 0;
-  double loss = 0;
-};
+namespace assay::run {
 
 // Least-squares line through the training lines between the steps `first` and `last`, read at
 // `step`. A trailing mean would lag behind a loss that falls. Each line counts at the middle of
@@ -17,4 +10,8 @@ struct TrainingLine {
 double training_loss_at(const std::vector<TrainingLine>& lines, int64_t step, int64_t first,
                         int64_t last);
 
-}  // namespace assay::report
+// By evaluation: the loss within one evaluation interval on either side, to 4 decimals. At the end
+// only the interval before is left. NaN at step 0.
+std::vector<double> training_losses(const Metrics& metrics);
+
+}  // namespace assay::run
