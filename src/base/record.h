@@ -10,8 +10,8 @@
 // A key is the name of its member; for others, a record has a function
 // `void fields(auto&& field) { field("2048", at_short); … }`.
 // A member is a bool, int64_t, double or std::string, a record, or a std::vector, std::map by
-// std::string, std::pair (a list of two) or std::optional of these. A double that is not finite is
-// null. An empty optional has no key. Keys that a record does not list are ignored.
+// std::string or std::optional of these. A double that is not finite is null. An empty optional has
+// no key. Keys that a record does not list are ignored.
 #include <algorithm>
 #include <cmath>
 #include <concepts>
@@ -22,7 +22,6 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -89,12 +88,6 @@ class RecordReader {
   template <class T>
   static void read(const Json& json, std::optional<T>& out) {
     read(json, out.emplace());
-  }
-  template <class A, class B>
-  static void read(const Json& json, std::pair<A, B>& out) {
-    expect(json.is_array() && json.size() == 2, "a list of two values");
-    read(json[0], out.first);
-    read(json[1], out.second);
   }
   template <class T>
   static void read(const Json& json, std::vector<T>& out) {
@@ -164,8 +157,6 @@ nlohmann::json to_json(const T& value) {
       }
     });
     return out;
-  } else if constexpr (requires { value.first; }) {
-    return nlohmann::json::array({to_json(value.first), to_json(value.second)});
   } else if constexpr (requires { typename T::mapped_type; }) {
     nlohmann::json out = nlohmann::json::object();
     for (const auto& [key, element] : value) out[key] = to_json(element);

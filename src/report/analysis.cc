@@ -38,7 +38,8 @@ Evaluation read_evaluation(const run::EvaluationLine& line, const Setting& setti
                  .tokens = double(line.tokens),
                  .training_loss = kNone,
                  .sets = line.evaluation,
-                 .attention_entropy = line.attention_entropy.value_or(run::Entropies{})};
+                 .attention_entropy = line.attention_entropy.value_or(run::Entropies{}),
+                 .mean_attention_entropy = run::mean_entropy_of(line)};
   out.held_out_loss = mean_loss(out.sets, setting.train, setting.held_out);
   out.test_loss = mean_loss(out.sets, setting.test, setting.split);
   for (const std::string& domain : setting.test)
@@ -233,17 +234,6 @@ RunPair runs_of_equal_budget(const Architecture& a, const Architecture& b) {
     if (const auto found = b.budgets.find(budget->first); found != b.budgets.end())
       return {&budget->second, &found->second};
   return {nullptr, nullptr};
-}
-
-double mean_attention_entropy(const Evaluation& evaluation) {
-  double sum = 0;
-  double count = 0;
-  for (const auto& heads : evaluation.attention_entropy)
-    for (const double entropy : heads) {
-      sum += entropy;
-      ++count;
-    }
-  return sum / count;
 }
 
 Study analyse(const fs::path& folder) {

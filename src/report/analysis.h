@@ -29,6 +29,7 @@ struct Evaluation {
   std::map<std::string, double> test_losses;  // by test domain
   run::EvaluatedSets sets;                    // by "cc.valid"
   run::Entropies attention_entropy;           // may be empty
+  double mean_attention_entropy = 0;          // over layers and heads; NaN without softmax weights
   double pretraining_loss(Kind kind) const {
     return kind == Kind::training ? training_loss : held_out_loss;
   }
@@ -133,8 +134,6 @@ RunPair runs_of_equal_budget(const Architecture& a, const Architecture& b);
 // its configuration; without the seed.
 using Hyperparameters = std::vector<std::pair<std::string, std::string>>;
 Hyperparameters hyperparameters(const Architecture& architecture);
-// Mean over the layers and heads that have softmax weights; NaN without.
-double mean_attention_entropy(const Evaluation& evaluation);
 // NaN for none.
 double number(const auto& value) {
   return value ? double(*value) : std::numeric_limits<double>::quiet_NaN();

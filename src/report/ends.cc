@@ -25,11 +25,19 @@ const run::EndSet& set_of(const Run& run, const std::string& set) {
   return found->second;
 }
 
-// The losses of one set by cluster.
-stats::EndLosses losses_of(const run::Clusters& clusters) {
+// The losses of one set by cluster; of a further domain without recall and bounded losses, which
+// records do not have.
+stats::EndLosses losses_of(const Run& run, const std::string& set, bool is_further) {
+  const run::Clusters& clusters = set_of(run, set).clusters;
   const auto numbers = [](const std::vector<int64_t>& counts) {
     return std::vector<double>(counts.begin(), counts.end());
   };
+  if (is_further) return {.nll = clusters.nll, .tokens = numbers(clusters.tokens)};
+  if (clusters.recall_nll.size() != clusters.recall_tokens.size())
+    fail(
+        "The record of the run {} has no recall losses of {}: its study does not judge by them. "
+        "Run the plan again into another folder without --reuse.",
+        run.name, set);
   return {.nll = clusters.nll,
           .recall_nll = clusters.recall_nll,
           .tokens = numbers(clusters.tokens),
@@ -42,10 +50,11 @@ stats::End end_of(const Run& run, const Setting& setting, const std::vector<std:
   const double held_out = setting.mixed ? run.end.training_loss : run.end.held_out_loss;
   stats::End end{.seed = run.seed, .held_out = held_out, .training_loss = run.end.training_loss};
   for (const std::string& domain : domains)
-    end.domains[domain] = losses_of(set_of(run, setting.set(domain)).clusters);
+    end.domains[domain] =
+        losses_of(run, setting.set(domain), std::ranges::count(setting.further, domain) > 0);
   if (setting.mixed) return end;
   for (const std::string& domain : setting.train)
-    end.held_out_domains[domain] = losses_of(set_of(run, setting.held_out_set(domain)).clusters);
+    end.held_out_domains[domain] = losses_of(run, setting.held_out_set(domain), false);
   return end;
 }
 

@@ -196,13 +196,15 @@ FigureGroup entropy_plots(const Setting& setting) {
                         "The entropy of their softmax weights is divided by its maximum: "
                         "ln of the number of positions that they see. "
                         "1 is all positions alike, 0 is one position. One line per run. "
-                        "Every layer and head at every evaluation: tables/attention-entropy.csv."};
+                        "Every layer and head at every evaluation: tables/attention-entropy.csv. "
+                        "Records have those of the last evaluation."};
   Figure along{.id = figure_id(setting, "attention-entropy"),
                .title = "Mean over layers and heads",
                .x = {.title = "training tokens"},
                .y = {.title = "attention entropy"}};
-  along.series =
-      lines(setting, [](const Evaluation& e) { return e.tokens; }, mean_attention_entropy);
+  along.series = lines(
+      setting, [](const Evaluation& e) { return e.tokens; },
+      [](const Evaluation& e) { return e.mean_attention_entropy; });
   std::erase_if(along.series, [](const Series& series) { return series.x.empty(); });
   if (along.series.empty()) return group;
   along.series = with_end_symbols(std::move(along.series));

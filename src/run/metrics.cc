@@ -55,6 +55,18 @@ Metrics read_metrics(const Folder& folder) {
   return out;
 }
 
+double mean_entropy_of(const EvaluationLine& line) {
+  if (line.mean_attention_entropy) return *line.mean_attention_entropy;
+  double sum = 0;
+  double count = 0;
+  for (const auto& heads : line.attention_entropy.value_or(Entropies{}))
+    for (const double entropy : heads) {
+      sum += entropy;
+      ++count;
+    }
+  return sum / count;
+}
+
 Newest newest_metrics(const Folder& folder) {
   constexpr int64_t kBytes = 1 << 16;
   Newest out;

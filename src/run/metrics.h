@@ -15,6 +15,10 @@ struct Metrics {
 // BadInput names file, line and key.
 Metrics read_metrics(const Folder& folder);
 
+// Attention entropy of an evaluation: mean over the layers and heads that have softmax weights, NaN
+// without.
+double mean_entropy_of(const EvaluationLine& line);
+
 // The newest lines of a run that may still be writing. Broken lines are passed over.
 struct Newest {
   std::optional<TrainingLine> training;

@@ -43,8 +43,8 @@ struct Provenance {
   std::optional<int64_t> train_tokens;     // in the training text of the run's domains
   std::optional<std::string> data_folder;  // absent in the record of a run
   std::string started;
-  std::string identity;
-  std::string key;
+  std::string identity;  // "" in the record of a run
+  std::string key;       // the same
   ASSAY_FIELDS(parameters, flops_per_token, state_bytes, device, torch, assay, commit, paths,
                numerics, data, train_tokens, data_folder, started, identity, key)
 };
@@ -113,7 +113,7 @@ struct Clusters {
   std::vector<int64_t> recall_tokens;
   std::vector<double> nll;         // nats, summed
   std::vector<double> recall_nll;  // the part of nll on recall targets
-  // Sum of min(loss, ln V + 3), V: size of the vocabulary. Absent in records of earlier versions.
+  // Sum of min(loss, ln V + 3), V: size of the vocabulary. Absent in runs of earlier versions.
   std::optional<std::vector<double>> bounded_nll;
   ASSAY_FIELDS(names, documents, tokens, recall_tokens, nll, recall_nll, bounded_nll)
 };
@@ -137,8 +137,7 @@ struct End {
   ASSAY_FIELDS(step, tokens, sets)
 };
 
-// A line of metrics.jsonl: the mean loss over the steps after the line before, up to `step`. Lines
-// that a study made from the record of a run have step and loss alone.
+// A line of metrics.jsonl: the mean loss over the steps after the line before, up to `step`.
 struct TrainingLine {
   int64_t step = 0;
   double loss = 0;
@@ -201,6 +200,9 @@ struct EvaluationLine {
   std::optional<double> train_loss;
   std::optional<Entropies> attention_entropy;
   std::optional<double> seconds;
+  // Only in lines that a study made from the record of a run
+  std::optional<double> smooth_training_loss;    // see training_losses
+  std::optional<double> mean_attention_entropy;  // see mean_entropy_of
   void fields(auto&& field) {
     field("step", step);
     field("tokens", tokens);
@@ -209,6 +211,8 @@ struct EvaluationLine {
     field("train_loss", train_loss);
     field("attention_entropy", attention_entropy);
     field("seconds", seconds);
+    field("smooth_training_loss", smooth_training_loss);
+    field("mean_attention_entropy", mean_attention_entropy);
   }
 };
 

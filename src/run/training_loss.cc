@@ -38,7 +38,8 @@ std::vector<double> training_losses(const Metrics& metrics) {
     const bool last = next == metrics.evaluations.size();
     const int64_t after = last ? line.step : metrics.evaluations[next].step;
     double loss = std::numeric_limits<double>::quiet_NaN();
-    if (line.step > 0) loss = training_loss_at(metrics.training, line.step, before, after);
+    if (line.smooth_training_loss) loss = *line.smooth_training_loss;
+    else if (line.step > 0) loss = training_loss_at(metrics.training, line.step, before, after);
     out.push_back(std::round(1e4 * loss) / 1e4);
     before = line.step;
   }

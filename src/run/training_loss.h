@@ -10,8 +10,8 @@ namespace assay::run {
 double training_loss_at(const std::vector<TrainingLine>& lines, int64_t step, int64_t first,
                         int64_t last);
 
-// By evaluation: the loss within one evaluation interval on either side, to 4 decimals. At the end
-// only the interval before is left. NaN at step 0.
+// By evaluation: the loss within one evaluation interval on either side, to 4 decimals, or that of
+// the record. At the end only the interval before is left. NaN at step 0.
 std::vector<double> training_losses(const Metrics& metrics);
 
 }  // namespace assay::run

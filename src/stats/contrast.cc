@@ -119,7 +119,7 @@ std::vector<Ends::Domain> Ends::read(const End& end, Text text, const std::strin
     if (losses.tokens != texts.tokens[d] || losses.nll.size() != clusters ||
         recall_tokens != texts.recall_tokens[d] ||
         losses.recall_nll.size() != losses.recall_tokens.size() ||
-        (text == Text::test && losses.bounded_nll.size() != (bounded_ ? clusters : 0)))
+        (text == Text::test && bounded_ && losses.bounded_nll.size() != clusters))
       fail(
           "seed {} of {}: "
           "the {} clusters of the domain '{}' are not the {} of the first rung's first run; "

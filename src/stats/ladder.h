@@ -49,8 +49,8 @@ struct EndLosses {
   // number of targets
   std::vector<double> tokens;
   std::vector<double> recall_tokens;
-  std::vector<double> bounded_nll;  // each target's loss capped at log V + 3; may be empty in every
-                                    // run
+  // Each target's loss capped at log V + 3; may be empty in a domain of every run
+  std::vector<double> bounded_nll;
 };
 struct End {
   int64_t seed = 0;

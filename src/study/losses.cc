@@ -340,7 +340,8 @@ run::RunRecord record_of(const ForeignRun& run, const Counting& counting, const 
   out.model = about.model;
   out.seed = about.seed.value_or(0);
   out.tokens = about.tokens;
-  out.config = fmt::format("[model]\npattern = [{}]\n[train]\n", Json(about.model).dump());
+  out.config = {{"model", {{"pattern", fmt::format("[{}]", Json(about.model).dump())}}},
+                {"train", {}}};
   out.provenance.parameters = int64_t(about.parameters.value_or(0));
   out.provenance.device = "trained elsewhere";
   out.provenance.data = data;
@@ -354,11 +355,8 @@ run::RunRecord record_of(const ForeignRun& run, const Counting& counting, const 
   out.end.step = 1;
   out.end.tokens = about.tokens;
   for (const auto& [set, sources] : run.sets) out.end.sets[set] = end_set(sources, counting);
-  if (std::isfinite(training_loss)) out.training.emplace_back(1, training_loss);
-  run::RunRecord::Evaluation& last = out.evaluations.emplace_back();
-  last.step = 1;
-  last.tokens = about.tokens;
-  for (const auto& [set, end] : out.end.sets) last.losses[set] = end.loss;
+  out.evaluations = {.step = {1}, .training_loss = {training_loss}};
+  for (const auto& [set, end] : out.end.sets) out.evaluations.losses[set] = {end.loss};
   out.key = sha256(fmt::format("{} {} {} {}", about.model, out.seed, about.tokens, data));
   return out;
 }

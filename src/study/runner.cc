@@ -484,36 +484,6 @@ std::vector<ExpectedRun> dry_run(const StudyOptions& options) {
   return runs;
 }
 
-int64_t write_records(const fs::path& study, const fs::path& folder,
-                      const std::vector<fs::path>& elsewhere) {
-  Store store(study, Database::Mode::read);
-  RecordedPlan plan{store.plan()};
-  make_folder(folder);
-  std::set<std::string> known;
-  std::set<std::string> written;
-  for (const fs::path& other : elsewhere) {
-    for (const auto& [key, record] : read_records(other)) known.insert(key);
-    if (!plan.records) plan.records.emplace();
-    plan.records->push_back(fs::relative(other, folder).string());
-  }
-  for (const StudyRun& run : store.planned_runs()) {
-    plan.runs.push_back(run);
-    if (!run.finished) continue;
-    const std::string data = run.finished->provenance.data;
-    if (const auto overlap = store.overlap(data)) {
-      if (!plan.overlaps) plan.overlaps.emplace();
-      (*plan.overlaps)[data] = *overlap;
-    }
-    if (known.contains(run.key) || !written.insert(run.key).second) continue;
-    const run::RunRecord record = record_of(run);
-    if (!plan.sources) plan.sources = sources_of(record.end);
-    write_file(folder / fmt::format("{}.{}.json", run.name, run.key.substr(0, 8)),
-               to_compact_json(record, *plan.sources).dump() + "\n");
-  }
-  write_file(folder / "plan.json", to_json(plan).dump() + "\n");
-  return int64_t(written.size());
-}
-
 void study_of_records(const RecordedPlan& plan, const Records& records, const std::string& origin,
                       const fs::path& study) {
   make_folder(study);

@@ -98,23 +98,13 @@ struct StoredPlan {
   ASSAY_FIELDS(name, reference, text, settings, has_ladder, models, variances)
 };
 using Folders = std::vector<std::string>;
-// The documents of an evaluation set, by source: what is equal in all runs of a study.
-struct Sources {
-  std::optional<std::vector<std::string>> names;
-  std::vector<int64_t> documents;
-  std::vector<int64_t> tokens;
-  std::vector<int64_t> recall_tokens;
-  ASSAY_FIELDS(names, documents, tokens, recall_tokens)
-};
-using SourcesBySet = std::map<std::string, Sources>;  // by "arxiv.test"
-// plan.json of a folder of records.
+// plan.json of a folder of records. It also has `shared`: what all records of the folder leave out.
 struct RecordedPlan : StoredPlan {
   std::vector<StoredRun> runs;
-  std::optional<SourcesBySet> sources;  // records leave out what is equal to these
   std::optional<std::map<std::string, Overlap>> overlaps;  // by fingerprint of the data
   // Other folders of records, relative to this one
   std::optional<Folders> records;
-  ASSAY_MORE_FIELDS(StoredPlan, runs, sources, overlaps, records)
+  ASSAY_MORE_FIELDS(StoredPlan, runs, overlaps, records)
 };
 
 // Records of finished runs, by key. Each *.json file of a folder is one record, and plan.json names
@@ -123,9 +113,6 @@ struct RecordedPlan : StoredPlan {
 using Records = std::map<std::string, run::RunRecord>;
 Records read_records(const fs::path& folder);
 run::RunRecord record_of(const StudyRun& run);  // of a finished run
-// A record as JSON, without the sources that are those of `sources`.
-nlohmann::json to_compact_json(const run::RunRecord& record, const SourcesBySet& sources);
-SourcesBySet sources_of(const run::End& end);
 
 class Store {
  public:

@@ -3,6 +3,7 @@
 
 #include "data/folder.h"
 #include "run/finished.h"
+#include "run/training_loss.h"
 
 namespace assay::run {
 namespace {
@@ -80,27 +81,81 @@ TEST(Metrics, BrokenLineIsNamed) {
 }
 
 FinishedRun finished_run() {
-  FinishedRun run{.config = "[model]\n", .end = {.step = 2}};
+  FinishedRun run{.config = "[model]\nd_model = 8\n[model.rwkv7]\nhead_dim = 4\n",
+                  .end = {.step = 2, .tokens = 8}};
   run.provenance.data_folder = "/home/me/store";
   run.metrics.training = {{.step = 1, .loss = 4.56789}, {.step = 2, .loss = 4}};
   const std::map<std::string, Slice> slices = {{slice::kRepeatedBigram, {2, 30, 0.3}},
                                                {slice::kOther, {5, 70, 0.7}},
                                                {slice::kRare, {6, 50, 0.5}}};
-  run.metrics.evaluations = {
-      {.step = 2, .tokens = 8, .evaluation = {{"a.test", {.loss = 4.1234567, .slices = slices}}}}};
+  run.metrics.evaluations = {{.step = 1, .tokens = 4},
+                             {.step = 2,
+                              .tokens = 8,
+                              .evaluation = {{"a.test", {.loss = 4.1234567, .slices = slices}}},
+                              .attention_entropy = Entropies{{0.25, 0.75}}}};
+  Clusters& clusters = run.end.sets["a.test"].clusters;
+  clusters.tokens = {7, 999, 1000, 25'000, 130'000, 70};
+  clusters.recall_tokens = clusters.tokens;
+  for (const int64_t tokens : clusters.tokens) {
+    clusters.nll.push_back(double(tokens) * 3.14159265);
+    clusters.recall_nll.push_back(double(tokens));
+  }
   return run;
 }
 
 TEST(RunRecord, KeepsWhatAReportReads) {
   const RunRecord record = record_of(finished_run());
   EXPECT_FALSE(record.provenance.data_folder) << "a path of the machine";
-  const FinishedRun back = run_of(parse_record<RunRecord>(to_json(record).dump(), "record"));
-  EXPECT_EQ(back.metrics.training[0].loss, 4.5679);
-  const EvaluatedSet& set = back.metrics.evaluations.at(0).evaluation.at("a.test");
-  EXPECT_EQ(set.loss, 4.12346);
+  const FinishedRun back = run_of(from_json<RunRecord>(to_json(record), "record"));
+  EXPECT_EQ(back.config, finished_run().config);
+  EXPECT_EQ(training_losses(back.metrics), training_losses(finished_run().metrics));
+  const std::vector<EvaluationLine>& evaluations = back.metrics.evaluations;
+  EXPECT_EQ(evaluations.at(0).tokens, 4);
+  EXPECT_TRUE(std::isnan(evaluations[0].evaluation.at("a.test").loss)) << "it has no such set";
+  EXPECT_EQ(mean_entropy_of(evaluations.at(1)), 0.5);
+  const EvaluatedSet& set = evaluations[1].evaluation.at("a.test");
+  EXPECT_EQ(set.loss, 4.1235);
   EXPECT_EQ(set.tokens, 100);
   EXPECT_EQ(set.slices->at(slice::kRare).share, 0.5);
+  EXPECT_FALSE(set.slices->contains(slice::kUnseen)) << "it has no tokens";
   EXPECT_EQ(to_json(record_of(back)).dump(), to_json(record).dump());
+}
+
+TEST(RunRecord, SumsInWholeNatsKeepTheLossOfTheSet) {
+  const std::vector<double> exact = finished_run().end.sets.at("a.test").clusters.nll;
+  const std::vector<double> sums = record_of(finished_run()).end.sets.at("a.test").clusters.nll;
+  ASSERT_EQ(sums.size(), exact.size());
+  double difference = 0;
+  for (size_t i = 0; i < sums.size(); ++i) {
+    EXPECT_EQ(sums[i], std::round(sums[i]));
+    EXPECT_NEAR(sums[i], exact[i], 1) << i;
+    difference += sums[i] - exact[i];
+  }
+  EXPECT_NEAR(difference, 0, 0.5 + 1e-6);
+}
+
+TEST(RunRecord, ListsOfOtherLengthAreRejected) {
+  const nlohmann::json good = to_json(record_of(finished_run()));
+  for (const char* list :
+       {"/step", "/training_loss", "/losses/a.test", "/mean_attention_entropy"}) {
+    nlohmann::json record = good;
+    record["evaluations"][nlohmann::json::json_pointer(list)].push_back(1);
+    EXPECT_NE(message_of([&] {
+                run_of(from_json<RunRecord>(record, "a.json"));
+              }).find("the lists of its evaluations differ in length"),
+              std::string::npos)
+        << list;
+  }
+}
+
+TEST(RunRecord, OtherFormatIsRejected) {
+  nlohmann::json record = to_json(record_of(finished_run()));
+  EXPECT_TRUE(is_record(record, "a.json"));
+  record["format"] = "assay-run-2";
+  EXPECT_NE(message_of([&] {
+              is_record(record, "a.json");
+            }).find("has the format assay-run-2, and this version of Assay reads assay-run-4"),
+            std::string::npos);
 }
 
 }  // namespace

@@ -56,7 +56,7 @@ TEST(TaskResults, RecordCarriesThem) {
                 .truncated = 1,
                 .metrics = {{.name = "acc", .bits = "84"}}},
                {.name = "race", .key = "k", .problem = "no memory"}};
-  const RunRecord record = parse_record<RunRecord>(to_json(record_of(run)).dump(), "the record");
+  const RunRecord record = from_json<RunRecord>(to_json(record_of(run)), "the record");
   const FinishedRun copy = run_of(record);
   ASSERT_EQ(copy.tasks.size(), 2u);
   EXPECT_EQ(copy.tasks[0].metrics[0].bits, "84");

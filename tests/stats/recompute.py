@@ -78,6 +78,15 @@ def reach(by_estimator, freedom, documents, document_freedom):
 # ---- Records
 
 
+def add_shared(record, shared):
+    """Adds what the records of a folder leave out because all of them have it."""
+    for key, value in shared.items():
+        if isinstance(value, dict) and key in record:
+            add_shared(record[key], value)
+        else:
+            record.setdefault(key, value)
+
+
 def read_records(folder, visited=None):
     """{key: record} of a folder and of those that its plan.json names."""
     visited = set() if visited is None else visited
@@ -91,9 +100,7 @@ def read_records(folder, visited=None):
         record = json.loads(file.read_text())
         if file.name == "plan.json" or not record.get("format", "").startswith("assay-run-"):
             continue
-        for name, losses in record["end"]["sets"].items():
-            if "tokens" not in losses["clusters"]:
-                losses["clusters"] |= plan["sources"][name]
+        add_shared(record, plan["shared"])
         records.setdefault(record["key"], record)
     for other in plan.get("records", []):
         records = read_records(folder / other, visited) | records
@@ -680,7 +687,7 @@ def comparable(runs):
     return all(len(found) == 1 for found in versions.values())
 
 
-def read_group(model, tokens, runs, sets, targets):
+def read_group(model, tokens, runs, sets):
     losses = {}
     for text, names in sets.items():
         clusters = [[r["end"]["sets"][s]["clusters"] for r in runs] for s in names]
@@ -689,22 +696,16 @@ def read_group(model, tokens, runs, sets, targets):
                 losses[text, kind] = [np.array([c[key] for c in of_set]) for of_set in clusters]
         pairs = zip(losses[text, "all"], losses[text, "recall"])
         losses[text, "other"] = [everything - recall for everything, recall in pairs]
-    pairs = zip(losses[HELD_OUT, "all"], targets[HELD_OUT, "all"])
-    of_domains = [nll.sum(-1) / tokens_.sum() for nll, tokens_ in pairs]
+    of_domains = [[r["end"]["sets"][s]["loss"] for r in runs] for s in sets[HELD_OUT]]
     unique = runs[0]["provenance"].get("train_tokens")
     return Group(
         model=model,
         tokens=tokens,
         epochs=tokens / unique if unique else math.nan,
         held_out=np.mean(of_domains, axis=0),
-        training_loss=np.array([last_training_loss(r) for r in runs]),
+        training_loss=np.array([r["evaluations"]["training_loss"][-1] for r in runs]),
         losses=losses,
     )
-
-
-def last_training_loss(record):
-    lines = [loss for step, loss in record["training"] if step > 0.95 * record["outcome"]["steps"]]
-    return np.mean(lines)
 
 
 def read_study(folder):
@@ -731,7 +732,7 @@ def read_study(folder):
         if comparable(reference + all_of[model]):
             for tokens, of_budget in sorted(runs[model].items()):
                 own = list(of_budget.values())
-                groups.append(read_group(model, tokens, own, sets, targets))
+                groups.append(read_group(model, tokens, own, sets))
     groups.sort(key=lambda group: group.model != plan["reference"])
     table = [
         row

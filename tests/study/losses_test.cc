@@ -75,7 +75,7 @@ TEST_F(Losses, OtherTokenizersAreComparedPerByte) {
   for (const auto& [key, record] : found.records) {
     EXPECT_DOUBLE_EQ(record.end.sets.at("web.valid").loss, 62.0 / 80 * 4) << record.name;
     EXPECT_DOUBLE_EQ(record.end.sets.at("web.valid").bits_per_byte, 62.0 / 80 / std::log(2));
-    EXPECT_DOUBLE_EQ(record.training.at(0).second, 3) << record.name;
+    EXPECT_DOUBLE_EQ(record.evaluations.training_loss.at(0), 3) << record.name;
   }
 }
 

@@ -463,18 +463,47 @@ TEST_F(Runner, RecordsOfAFolderGoBeforeThoseOfOthers) {
   write_records(folder / "study", folder / "records/old");
   write_records(folder / "study", folder / "records/new");
   for (const auto& entry : fs::directory_iterator(folder / "records/old")) {
-    std::string text = read_file(entry.path());
-    if (const size_t at = text.find("\"commit\":\"c\""); at != std::string::npos)
-      write_file(entry.path(), text.replace(at, 12, "\"commit\":\"old\""));
+    if (entry.path().filename() == "plan.json") continue;
+    Json record = parse_json(read_file(entry.path()), "record");
+    record["provenance"]["commit"] = "old";
+    write_file(entry.path(), record.dump());
   }
   // Both folders have all records, and the new one names the old one
-  auto plan = read_record<RecordedPlan>(folder / "records/new/plan.json");
-  plan.records = Folders{"../old"};
-  write_file(folder / "records/new/plan.json", to_json(plan).dump());
+  Json plan = parse_json(read_file(folder / "records/new/plan.json"), "plan");
+  plan["records"] = {"../old"};
+  write_file(folder / "records/new/plan.json", plan.dump());
   for (const auto& [key, record] : read_records(folder / "records/new"))
     EXPECT_EQ(record.provenance.commit, "c") << record.name;
   for (const auto& [key, record] : read_records(folder / "records/old"))
     EXPECT_EQ(record.provenance.commit, "old") << record.name;
+}
+
+TEST_F(Runner, RecordsWithThePlanFileOfOtherRecordsAreRejected) {
+  run_plan(options());
+  write_records(folder / "study", folder / "records");
+  const fs::path file = folder / "records/plan.json";
+  Json plan = parse_json(read_file(file), "plan");
+  EXPECT_EQ(plan["shared"]["provenance"]["commit"], "c") << "once for all records";
+  plan["shared"]["provenance"]["commit"] = "other";
+  write_file(file, plan.dump());
+  EXPECT_NE(message([&] {
+              read_records(folder / "records");
+            }).find(".json: The record was written with another plan.json"),
+            std::string::npos);
+}
+
+TEST_F(Runner, RecordsHaveOnlyTheLossesThatReportsRead) {
+  std::string plan = kPlan;
+  plan.replace(plan.find("[\"fresh_a\"]"), 11, "[\"fresh_b\"], further = [\"fresh_a\"]");
+  run_plan(options(plan));
+  write_records(folder / "study", folder / "records");
+  for (const auto& [key, record] : read_records(folder / "records")) {
+    const auto& sets = record.end.sets;
+    EXPECT_FALSE(record.evaluations.losses.contains("fresh_a.test")) << record.name;
+    EXPECT_TRUE(sets.at("fresh_a.test").clusters.recall_nll.empty()) << record.name;
+    EXPECT_FALSE(sets.at("fresh_a.test").clusters.nll.empty()) << record.name;
+    EXPECT_FALSE(sets.at("known_a.valid").clusters.recall_nll.empty()) << record.name;
+  }
 }
 
 // Exit code of a process without the rights of root that calls `work`.
