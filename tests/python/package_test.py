@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 import unittest
@@ -66,6 +67,28 @@ class Package(unittest.TestCase):
         for file in ("py.typed", "ops.pyi", "libassay.so", "plans/models/smoke.toml"):
             self.assertIn(f"assay/{file}", names)
         self.assertEqual([n for n in names if re.search(r"libtorch|libc10|libgomp|libstdc", n)], [])
+
+    def test_sdist_has_all_files_of_the_wheel_and_needs_no_torch(self):
+        made = python(
+            f"""
+import scikit_build_core.build as build
+assert not [name for name in build.get_requires_for_build_sdist() if "torch" in name]
+assert "torch==2.11.*" in build.get_requires_for_build_wheel()
+build.build_sdist({self.folder.name!r})
+""",
+            cwd=SOURCE,
+        )
+        self.check(made)
+        self.assertNotIn("WARNING", made.stdout + made.stderr)
+        (sdist,) = pathlib.Path(self.folder.name).iterdir()
+        with tarfile.open(sdist) as archive:
+            names = {name.partition("/")[2] for name in archive.getnames()}
+        needed = [SOURCE / name for name in ("CMakeLists.txt", "README.md", "LICENSE")]
+        for folder in ("cmake", "src", "plans", "python/assay"):
+            files = (SOURCE / folder).rglob("*")
+            needed += [file for file in files if file.suffix != ".pyc" and file.is_file()]
+        missing = {str(file.relative_to(SOURCE)) for file in needed} - names
+        self.assertEqual(missing, set())
 
     def test_command_gives_what_the_program_gives(self):
         commands = ["--version"], ["list", "mixers"], ["list", "models"], ["describe", "op", "gla"]
