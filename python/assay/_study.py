@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -36,6 +37,27 @@ class Figure:
         return f"<assay figure '{self.name}'>"
 
 
+_PROGRESS = re.compile(r"\d+/\d+ done  |checking ")  # lines that the next one makes old
+
+
+def _shower():
+    """A function that shows a line. In a notebook, a line takes the place of old progress."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    if not hasattr(shell, "kernel"):
+        return lambda line: print(line, end="", file=sys.stderr, flush=True)
+    from IPython.display import display
+
+    lines, place = [], display({"text/plain": ""}, raw=True, display_id=True)
+
+    def show(line):
+        if lines and _PROGRESS.match(lines[-1]):
+            lines.pop()
+        lines.append(line)
+        place.update({"text/plain": "".join(lines)}, raw=True)
+
+    return show
+
+
 def _command(*words, show=False):
     """The JSON document that a command of the program prints. Errors are StudyError."""
     document_file = tempfile.TemporaryFile("w+")  # a pipe would fill while progress is read
@@ -48,12 +70,12 @@ def _command(*words, show=False):
         start_new_session=True,  # so that an interrupt reaches it once, from here
     )
     lines = []
+    show_line = _shower() if show else lambda line: None
 
     def follow():
         for line in process.stderr or ():
             lines.append(line)
-            if show:
-                print(line, end="", file=sys.stderr, flush=True)
+            show_line(line)
         process.wait()
 
     try:
@@ -70,6 +92,9 @@ def _command(*words, show=False):
     if process.returncode:
         raise StudyError(document.get("error", "the program failed"), process.returncode)
     return document
+
+
+_FIRST = ("model", "verdict", "delta_end", "interval", "equal_tokens.value", "recall.value")
 
 
 class Study:
@@ -105,7 +130,9 @@ class Study:
             import pandas
         except ImportError:
             return self._verdicts
-        return pandas.json_normalize(self._verdicts)
+        table = pandas.json_normalize(self._verdicts)
+        first = [name for name in _FIRST if name in table]
+        return table[first + [name for name in table if name not in first]]
 
     def figures(self) -> list[str]:
         """The names of the figures of the report."""

@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import types
 import unittest
+from unittest import mock
 
 PACKAGE = os.path.abspath(sys.argv[1])
 PROGRAM = """
@@ -22,6 +24,13 @@ signal.signal(signal.SIGINT, saved)
 print("started", file=sys.stderr, flush=True)
 time.sleep(60)
 """
+PROGRESS = """
+import sys
+for line in ("checking a", "0/2 done  a step 1", "0/2 done  a step 2", "1/2 done: a, loss 3.1",
+             "1/2 done  b step 1", "the text is short", "2/2 done: b, loss 3.2"):
+    print(line, file=sys.stderr)
+print('{"verdicts": []}')
+"""
 CALLER = """
 import sys
 sys.path.insert(0, sys.argv[1])
@@ -31,6 +40,28 @@ assay.Study("plan.toml").run()
 
 
 class Study(unittest.TestCase):
+    def test_notebook_keeps_the_newest_line_of_progress_only(self):
+        sys.path.insert(0, PACKAGE)
+        import assay
+
+        shown = []
+        place = types.SimpleNamespace(update=lambda data, raw: shown.append(data["text/plain"]))
+        shell = types.SimpleNamespace(kernel=None)
+        modules = {
+            "IPython": types.SimpleNamespace(get_ipython=lambda: shell),
+            "IPython.display": types.SimpleNamespace(display=lambda *_, **__: place),
+        }
+        with tempfile.TemporaryDirectory() as folder:
+            program = pathlib.Path(folder, "assay/__main__.py")
+            program.parent.mkdir()
+            program.write_text(PROGRESS)
+            environment = mock.patch.dict(os.environ, {"PYTHONPATH": folder})
+            with environment, mock.patch.dict(sys.modules, modules):
+                assay.Study("plan.toml").run()
+        self.assertEqual(shown[2], "0/2 done  a step 2\n")
+        kept = "1/2 done: a, loss 3.1\nthe text is short\n2/2 done: b, loss 3.2\n"
+        self.assertEqual(shown[-1], kept)
+
     def test_interrupt_reaches_the_program_and_its_last_words_are_shown(self):
         with tempfile.TemporaryDirectory() as folder:
             program = pathlib.Path(folder, "fake/assay/__main__.py")
