@@ -37,7 +37,7 @@ class Figure:
         return f"<assay figure '{self.name}'>"
 
 
-_PROGRESS = re.compile(r"\d+/\d+ done  |checking ")  # lines that the next one makes old
+_PROGRESS = re.compile(r"\d+/\d+ done  |checking |comparing ")  # lines that the next one makes old
 
 
 def _shower():

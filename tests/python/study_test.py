@@ -26,8 +26,9 @@ time.sleep(60)
 """
 PROGRESS = """
 import sys
-for line in ("checking a", "0/2 done  a step 1", "0/2 done  a step 2", "1/2 done: a, loss 3.1",
-             "1/2 done  b step 1", "the text is short", "2/2 done: b, loss 3.2"):
+for line in ("comparing texts", "checking a", "0/2 done  a step 1", "0/2 done  a step 2",
+             "1/2 done: a, loss 3.1", "1/2 done  b step 1", "the text is short",
+             "2/2 done: b, loss 3.2"):
     print(line, file=sys.stderr)
 print('{"verdicts": []}')
 """
@@ -58,7 +59,7 @@ class Study(unittest.TestCase):
             environment = mock.patch.dict(os.environ, {"PYTHONPATH": folder})
             with environment, mock.patch.dict(sys.modules, modules):
                 assay.Study("plan.toml").run()
-        self.assertEqual(shown[2], "0/2 done  a step 2\n")
+        self.assertEqual(shown[3], "0/2 done  a step 2\n")
         kept = "1/2 done: a, loss 3.1\nthe text is short\n2/2 done: b, loss 3.2\n"
         self.assertEqual(shown[-1], kept)
 
