@@ -7,13 +7,14 @@
 #include "data/hugging_face_tokenizer.h"
 #include "exchange/hugging_face.h"
 #include "exchange/model_files.h"
+#include "run/model_card.h"
 
 namespace assay::cli {
 namespace {
 
 struct Options {
   std::string model;
-  std::string output;
+  fs::path output;
   std::string layout;
 };
 
@@ -44,17 +45,27 @@ void run(const Options& options) {
     if (tokenizer.bos() >= 0) settings["bos_token_id"] = tokenizer.bos();
     files = tokenizer_files(tokenizer);
   }
-  exchange::export_model(options.output, opened, settings, options.layout, files.contents);
   const std::string family =
       exchange::hugging_face_config(opened.model->spec, options.layout)["model_type"];
+  const std::optional<std::string> card =
+      run::model_card({opened.weights.front().parent_path()},
+                      {.name = fs::absolute(options.output / "").parent_path().filename().string(),
+                       .model_type = family,
+                       .library = exchange::library_of(family)});
+  std::map<std::string, std::string> written = files.contents;
+  if (card) written["README.md"] = *card;
+  exchange::export_model(options.output, opened, settings, options.layout, written);
   const std::vector<std::string> weights(opened.weights.begin(), opened.weights.end());
-  std::string text = fmt::format("{}: {} from {}\n", options.output, family, join(weights));
+  std::string text =
+      fmt::format("{}: {} from {}\n", options.output.string(), family, join(weights));
   if (!files.reason.empty())
     text += fmt::format("{}; only tokenizer.model was written\n", files.reason);
-  print({{"folder", options.output},
+  if (card) text += "README.md is a model card with the losses of the run; add a license\n";
+  print({{"folder", options.output.string()},
          {"model_type", family},
          {"weights", weights},
-         {"tokenizer_json", files.contents.contains("tokenizer.json")}},
+         {"tokenizer_json", files.contents.contains("tokenizer.json")},
+         {"model_card", card.has_value()}},
         text);
 }
 

@@ -144,6 +144,7 @@ struct Family {
   // model_type of models whose text_config has this layout, and whose other parts are not read
   std::string multimodal = "";
   bool on_request = false;  // written only when no other layout fits or --layout names it
+  std::string library = "transformers";  // the Hub's name of the library that reads it
 };
 Registry<Family>& families();
 

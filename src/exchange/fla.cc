@@ -148,7 +148,8 @@ const bool gla =
                            .requires_ = gla_requirements(),
                            .values = gla_values,
                            .config = gla_config,
-                           .rules = [](const Expanded& m) { return model_rules(m, gla_rules); }});
+                           .rules = [](const Expanded& m) { return model_rules(m, gla_rules); },
+                           .library = "fla"});
 
 // ---- delta_net ----
 
@@ -201,7 +202,8 @@ const bool delta_net = families().add(
                   .requires_ = requirements("delta_net"),
                   .values = delta_values,
                   .config = delta_config,
-                  .rules = [](const Expanded& m) { return model_rules(m, delta_rules); }});
+                  .rules = [](const Expanded& m) { return model_rules(m, delta_rules); },
+                  .library = "fla"});
 
 // ---- gated_deltanet ----
 
@@ -242,7 +244,8 @@ const bool gated_deltanet = families().add(
                        .requires_ = requirements("gated_delta_net"),
                        .values = gated_delta_values,
                        .config = gated_delta_config,
-                       .rules = [](const Expanded& m) { return model_rules(m, add_gated_delta); }});
+                       .rules = [](const Expanded& m) { return model_rules(m, add_gated_delta); },
+                       .library = "fla"});
 
 }  // namespace
 

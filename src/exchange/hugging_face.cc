@@ -497,6 +497,8 @@ nlohmann::json hugging_face_config(const ModelSpec& spec, const std::string& lay
   return config;
 }
 
+std::string library_of(const std::string& model_type) { return families().at(model_type).library; }
+
 NamedTensors from_hugging_face(const ModelSpec& spec, const NamedTensors& stored,
                                const std::string& where, const std::string& layout) {
   const NamedTensors theirs = without_wrappers(stored);

@@ -17,6 +17,8 @@ nn::ModelSpec hugging_face_spec(const fs::path& folder);
 // config.json as transformers reads it. BadInput, with the reason for each family, when none
 // has this layout.
 nlohmann::json hugging_face_config(const nn::ModelSpec& spec, const std::string& layout = "");
+// The library that reads a `model_type`, by its name on the Hugging Face Hub; empty if none does.
+std::string library_of(const std::string& model_type);
 
 // Renames and lays out anything that has a model's names and shapes: weights, gradients, moments.
 // Exact both ways.

@@ -161,7 +161,8 @@ const bool fla_rwkv7 =
                              .requires_ = requirements("rwkv7", "rwkv7_channel_mix"),
                              .values = fla_values,
                              .config = fla_config,
-                             .rules = fla_rules});
+                             .rules = fla_rules,
+                             .library = "fla"});
 
 // ---- RWKV-LM ----
 
@@ -297,7 +298,13 @@ bool add_lm(const char* name, const char* mixer, const char* channel_mixer, Valu
             Config config, Rules rules) {
   auto required = requirements(mixer, channel_mixer);
   required.push_back({"tie_embeddings", {"false"}});
-  return families().add(name, {"", kUnused, std::move(required), values, config, rules});
+  return families().add(name, {.prefix = "",
+                               .left_out = kUnused,
+                               .requires_ = std::move(required),
+                               .values = values,
+                               .config = config,
+                               .rules = rules,
+                               .library = ""});
 }
 
 const bool lm_x052 = add_lm(

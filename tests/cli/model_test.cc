@@ -133,6 +133,8 @@ TEST_F(ModelCommands, ExportWritesTheTokenizerForTransformers) {
   fs::copy(golden_folder() / "bpe2000.model", folder_ / "hf" / "tokenizer.model");
   const json exported = json::parse(run(0, "export hf -o out --json"));
   EXPECT_EQ(exported.at("tokenizer_json"), true);
+  EXPECT_EQ(exported.at("model_card"), false) << "nothing is known of its training";
+  EXPECT_FALSE(fs::exists(folder_ / "out" / "README.md"));
   EXPECT_EQ(
       json::parse(read_file(folder_ / "out" / "tokenizer.json")).at("model").at("vocab").size(),
       2000u);
