@@ -85,8 +85,17 @@ std::optional<double> sample_nats(const Json& line) {
   return -value->get<double>();
 }
 
-// Bytes of the text of such a sample.
+// The bytes of its text where bits_per_byte is [log-likelihood, bytes], as such a sample has it.
+std::optional<double> metric_bytes(const Json& line) {
+  const auto metric = line.find("bits_per_byte");
+  if (metric == line.end() || !metric->is_array() || metric->size() != 2) return std::nullopt;
+  if (!(*metric)[1].is_number()) return std::nullopt;
+  return (*metric)[1].get<double>();
+}
+
+// Bytes of the text of such a sample: those that its metric counts, or else those of its target.
 std::optional<double> sample_bytes(const Json& line) {
+  if (const auto bytes = metric_bytes(line)) return bytes;
   const auto found = line.find("target");
   if (found == line.end() || !found->is_string()) return std::nullopt;
   return double(found->get_ref<const std::string&>().size());
@@ -98,8 +107,8 @@ double nats_of(const Json& line, std::optional<double> tokens, std::optional<dou
   if (const auto nats = number_of(line, "nats", place)) given.emplace_back("nats", *nats);
   if (const auto loss = number_of(line, "loss", place); loss && tokens)
     given.emplace_back("loss", *loss * *tokens);
-  if (const auto bits = number_of(line, "bits_per_byte", place); bits && bytes)
-    given.emplace_back("bits_per_byte", *bits * *bytes * std::numbers::ln2);
+  const auto bits = metric_bytes(line) ? std::nullopt : number_of(line, "bits_per_byte", place);
+  if (bits && bytes) given.emplace_back("bits_per_byte", *bits * *bytes * std::numbers::ln2);
   if (given.empty())
     if (const auto nats = sample_nats(line)) given.emplace_back("filtered_resps", *nats);
   if (given.empty())

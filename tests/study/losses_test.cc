@@ -92,11 +92,15 @@ TEST_F(Losses, NamesOfOtherProgramsAreUnderstood) {
       R"({"doc_id": 4, "bits_per_byte": 1.5, "bytes": 40, "tokens": 10})"
       "\n"
       R"({"doc_id": 5, "filtered_resps": [[-12.5]], "target": "abcde", "tokens": 10})"
+      "\n"
+      R"({"doc_id": 6, "filtered_resps": [-13.5], "target": "abcde", "tokens": 10, )"
+      R"("word_perplexity": [-13.5, 2], "bits_per_byte": [-13.5, 27]})"
       "\n" +
       line("held_out", "web", "a", 30);
   const ForeignLosses found = read(header(1000) + documents + header(2000) + documents);
   const run::Clusters& wiki = found.records.begin()->second.end.sets.at("wiki.test").clusters;
-  ASSERT_EQ(wiki.nll.size(), 3u);
+  ASSERT_EQ(wiki.nll.size(), 4u);
+  EXPECT_DOUBLE_EQ(wiki.nll[3], 13.5);
   EXPECT_DOUBLE_EQ(wiki.nll[0], 25);
   EXPECT_NEAR(wiki.nll[1], 60 * std::log(2), 1e-12);
   EXPECT_DOUBLE_EQ(wiki.nll[2], 12.5);
