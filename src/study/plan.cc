@@ -474,8 +474,12 @@ fs::path preset_file(const std::string& name, const std::string& where, const fs
       return folder / (name + ".toml");
   auto names = names_in(folders);
   const std::string there = names.empty() ? "none found" : join(names);
+  if (std::ranges::find(also, name) != also.end())
+    fail(
+        "{}: there is no preset '{}', and the table [model.{}] has no base. "
+        "Add one, such as base = \"transformer++\".\n  Presets: {}. Nothing was run.",
+        where, name, name, there);
   std::ranges::copy(also, std::back_inserter(names));
-  std::erase(names, name);  // a table of that name, without a base
   fail("{}unknown model '{}'{}\n  Presets: {}.{} Nothing was run.",
        where.empty() ? "" : where + ": ", name, did_you_mean(name, names), there,
        plan.empty() ? " A file is named with its .toml."
