@@ -331,7 +331,7 @@ class _Checker:
 
 
 def _checked(make, d_model, device):
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), _mixers.first_configuration():
         torch.manual_seed(0)
         return _Checker(make, d_model, device).run()
 

@@ -297,17 +297,20 @@ class Hosted:
             return float(own(time))
         from torch._subclasses.fake_tensor import FakeTensorMode
 
-        try:  # without computing; modules that look at values and kernels of Triton cannot
-            with _no_triton():
-                return _count_flops(self, time, FakeTensorMode(allow_non_fake_inputs=True))
-        except Exception:
+        # Without computing, unless a module looks at values
+        for mode, tokens in (
+            (FakeTensorMode(allow_non_fake_inputs=True), time),
+            (contextlib.nullcontext(), min(time, 1024)),
+        ):
             try:
-                return _count_flops(self, min(time, 1024), contextlib.nullcontext())
+                with _no_triton():
+                    return _count_flops(self, tokens, mode)
             except Exception as error:
-                if not in_triton(error):
-                    raise
-        # Kernels of Triton are not counted, and some do not take float32
-        return 2.0 * sum(p.numel() for p in self.module.parameters() if p.dim() > 1)
+                if in_triton(error):
+                    # The products with the parameters; kernels of Triton are not counted
+                    return 2.0 * sum(p.numel() for p in self.module.parameters() if p.dim() > 1)
+                failure = error
+        raise failure
 
 
 # FLOPs of a recurrence per token and number of its state; the mixers in C++ count them likewise
@@ -347,13 +350,46 @@ def _no_triton():
     """No kernel of Triton starts: the pointers of fake tensors are 0, and a GPU would read there."""
 
     def refuse(*_, **__):
-        raise RuntimeError("a kernel of Triton needs real tensors")
+        raise RuntimeError("a kernel of Triton needs real tensors on a GPU")
 
     jit = sys.modules.get("triton.runtime.jit")
     with unittest.mock.patch.object(jit.JITFunction, "run", refuse) if jit else (
         contextlib.nullcontext()
     ):
         yield
+
+
+@contextlib.contextmanager
+def first_configuration():
+    """Autotuned kernels of Triton take the first configuration that works.
+
+    A check needs no speed, and compiling all configurations takes minutes. Later calls measure them.
+    """
+    module = sys.modules.get("triton.runtime.autotuner")
+    if module is None:
+        yield
+        return
+    measure = module.Autotuner._bench
+    works = {}  # configuration, by autotuner
+
+    def first(self, *args, config, **meta):
+        times = [math.inf] * 3
+        if works.get(self, config) == config:
+            times = measure(self, *args, config=config, **meta)
+        if times[0] < math.inf:
+            works[self] = config
+        return times
+
+    def not_on_disk(self, key, configs, measure_all):
+        measure_all()
+        return False
+
+    with unittest.mock.patch.multiple(
+        module.Autotuner, _bench=first, check_disk_cache=not_on_disk
+    ):
+        yield
+    for autotuner in works:
+        autotuner.cache.clear()
 
 
 def _count_flops(hosted, time, mode):
@@ -423,13 +459,24 @@ def _check(handle, x):
     """Raises PythonModuleError where training with x would be wrong, as `assay check` does."""
     from . import _check as checks
 
-    with torch.enable_grad():
+    with torch.enable_grad(), first_configuration():
         checks.check_forward(_hosted[handle], x)
         checks.check_gradients(_hosted[handle], x)
 
 
 def _forward(handle, x, tensors, names):
     return _hosted[handle](x, tensors, names)
+
+
+def _needs_gpu(handle):
+    """Whether the module starts kernels of Triton."""
+    hosted = _hosted[handle]
+    with torch.no_grad(), _no_triton():
+        try:
+            hosted(torch.zeros(1, 5, hosted.d_model), [], [])
+        except PythonModuleError as error:
+            return in_triton(error)
+    return False
 
 
 def _flops(handle, time):
@@ -458,6 +505,7 @@ _SCHEMAS = {
     "check(int handle, Tensor x) -> ()": _check,
     "forward(int handle, Tensor x, Tensor[] tensors, str[] names)"
     " -> (Tensor, Tensor[], str[])": _forward,
+    "needs_gpu(int handle) -> bool": _needs_gpu,
     "flops(int handle, int time) -> float": _flops,
     "digest(str name) -> str": _digest,
 }

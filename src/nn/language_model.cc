@@ -205,6 +205,7 @@ Parts parts_of(ModelSpec spec) {
   for (size_t i = 0; i < model.layers.size(); ++i)
     if (const int version = model.layers[i]->mixer->numerics(); version > 1)
       parts.mixers["mixer " + model.spec.config.pattern[i % size_t(period)]] = version;
+  for (const auto& layer : model.layers) leave_out_if_it_needs_a_gpu(*layer->mixer);
   const at::AutoGradMode gradients(true);
   const ops::CalledOps called;
   model.training_losses(at::zeros({1, 5}, at::kLong)).sum().backward();

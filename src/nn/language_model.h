@@ -171,7 +171,8 @@ struct Parts {
   std::set<std::string> operators;        // ops/core/paths.h; without the optimizer's
   std::map<std::string, int64_t> mixers;  // {"mixer mamba1": 2}: those above version 1
 };
-// Runs one step of a model of one period of the pattern on the CPU.
+// Runs one step of a model of one period of the pattern on the CPU, without the Python modules that
+// need a GPU.
 Parts parts_of(ModelSpec spec);
 
 }  // namespace assay::nn

@@ -49,6 +49,7 @@ class PythonMixer final : public Mixer {
 
   // Rows one after the other: the module is called by one thread.
   at::Tensor forward(const at::Tensor& x, State& state) override {
+    if (left_out_) return x;
     if (state.context.rows.empty()) return forward_of_sequences(x, state);
     at::Tensor out = at::zeros_like(x);
     for (int64_t b = 0; b < x.size(1); ++b)
@@ -59,6 +60,7 @@ class PythonMixer final : public Mixer {
   }
 
   void check(const at::Tensor& x) const { call("check", {handle_, x}); }
+  void leave_out_if_it_needs_a_gpu() { left_out_ = call("needs_gpu", {handle_}).at(0).toBool(); }
 
   double mixing_flops(int64_t time) const override {
     return call("flops", {handle_, time}).at(0).toDouble();
@@ -125,6 +127,7 @@ class PythonMixer final : public Mixer {
   const Cache inputs_ = add_cache("inputs");
   const int64_t handle_;
   bool keeps_state_ = false;
+  bool left_out_ = false;
 };
 
 }  // namespace
@@ -147,6 +150,10 @@ std::shared_ptr<Mixer> make_python_mixer(const PythonCode& code, const std::stri
 
 void check_python_mixer(const Mixer& mixer, const at::Tensor& x) {
   if (const auto* module = dynamic_cast<const PythonMixer*>(&mixer)) module->check(x);
+}
+
+void leave_out_if_it_needs_a_gpu(Mixer& mixer) {
+  if (auto* module = dynamic_cast<PythonMixer*>(&mixer)) module->leave_out_if_it_needs_a_gpu();
 }
 
 }  // namespace assay::nn
