@@ -162,7 +162,6 @@ RunRecord record_of(const FinishedRun& run) {
   add_config(ConfigNode::parse(run.config), "", out.config);
   if (!run.tasks.empty()) out.tasks = run.tasks;
   out.provenance.data_folder.reset();  // a path of the machine says nothing to others
-  out.provenance.identity.clear();     // the key of the record is enough
   out.provenance.key.clear();
   if (out.outcome.probes) shorten(*out.outcome.probes);
   for (auto& [name, set] : out.end.sets) {

@@ -43,8 +43,8 @@ struct Provenance {
   std::optional<int64_t> train_tokens;     // in the training text of the run's domains
   std::optional<std::string> data_folder;  // absent in the record of a run
   std::string started;
-  std::string identity;  // "" in the record of a run
-  std::string key;       // the same
+  std::string identity;
+  std::string key;  // "" in the record of a run
   ASSAY_FIELDS(parameters, flops_per_token, state_bytes, device, torch, assay, commit, paths,
                numerics, data, train_tokens, data_folder, started, identity, key)
 };
