@@ -363,7 +363,7 @@ def _no_triton():
 def first_configuration():
     """Autotuned kernels of Triton take the first configuration that works.
 
-    A check needs no speed, and compiling all configurations takes minutes. Later calls measure them.
+    A check needs no speed, and compiling all of them takes minutes. Later calls measure them.
     """
     module = sys.modules.get("triton.runtime.autotuner")
     if module is None:

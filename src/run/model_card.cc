@@ -26,9 +26,7 @@ struct Measured {
   std::vector<Score> scores;
 };
 
-// An error of a measurement that a table can show
-constexpr int kDigits = 4;
-std::string number(double value) { return fmt::format("{:.{}f}", value, kDigits); }
+std::string number(double value) { return fmt::format("{:.4f}", value); }
 
 // A JSON string is a string of YAML, too.
 std::string quoted(const std::string& text) {
