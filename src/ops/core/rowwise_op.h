@@ -127,6 +127,26 @@ inline bool has_rowwise_kernel(const at::Tensor& x, int64_t groups) {
          (on_gpu(x.device()) && width / rowwise_vector(x, width) <= cuda::kMaxRowwiseThreads);
 }
 
+struct NamedTensor {
+  const char* name;
+  const at::Tensor& tensor;
+};
+
+// ValueError naming the argument unless all have the shape [..., D], the dtype and the device of the
+// first, with D a multiple of `heads`.
+inline void check_sequences(const char* op, int64_t heads,
+                            const std::vector<NamedTensor>& sequences) {
+  const auto& [name, x] = sequences[0];
+  TORCH_CHECK_VALUE(x.dim() > 0 && x.numel() > 0, op, ": ", name, " has shape ", x.sizes(),
+                    ", expected [..., D]");
+  TORCH_CHECK_VALUE(heads >= 1 && x.size(-1) % heads == 0, op, ": heads = ", heads,
+                    " does not divide D = ", x.size(-1));
+  for (const NamedTensor& other : sequences) {
+    check_shape(op, other.name, other.tensor, x.sizes(), name);
+    check_like(op, other.name, other.tensor, name, x);
+  }
+}
+
 // The outputs for inputs of one shape [..., D], parameters [D] and statistics [..., groups]. Inputs
 // are promoted to one dtype, which is that of the outputs that are not real.
 template <class F>

@@ -7,22 +7,12 @@
 namespace assay::ops {
 namespace {
 
-struct Named {
-  const char* name;
-  const at::Tensor& tensor;
-};
-
-void check_all(const char* op, int64_t heads, const std::vector<Named>& sequences,
+void check_all(const char* op, int64_t heads, const std::vector<NamedTensor>& sequences,
                const at::Tensor& bias, const at::Tensor& rate) {
+  check_sequences(op, heads, sequences);
   const at::Tensor& q = sequences[0].tensor;
-  TORCH_CHECK_VALUE(q.dim() > 0 && q.numel() > 0, op, ": q has shape ", q.sizes(),
-                    ", expected [..., D]");
-  TORCH_CHECK_VALUE(heads >= 1 && q.size(-1) % heads == 0, op, ": heads = ", heads,
-                    " does not divide D = ", q.size(-1));
-  for (const Named& x : sequences) check_shape(op, x.name, x.tensor, q.sizes(), "that of q");
   check_shape(op, "bias", bias, {q.size(-1)}, "[D]");
   check_shape(op, "rate", rate, {heads}, "[heads]");
-  for (const Named& x : sequences) check_like(op, x.name, x.tensor, "q", q);
   check_like(op, "bias", bias, "q", q);
   check_like(op, "rate", rate, "q", q);
 }

@@ -6,23 +6,11 @@
 namespace assay::ops {
 namespace {
 
-struct Named {
-  const char* name;
-  const at::Tensor& tensor;
-};
-
-void check_all(const char* op, int64_t heads, const std::vector<Named>& sequences,
-               const std::vector<Named>& parameters) {
+void check_all(const char* op, int64_t heads, const std::vector<NamedTensor>& sequences,
+               const std::vector<NamedTensor>& parameters) {
+  check_sequences(op, heads, sequences);
   const auto& [name, x] = sequences[0];
-  TORCH_CHECK_VALUE(x.dim() > 0 && x.numel() > 0, op, ": ", name, " has shape ", x.sizes(),
-                    ", expected [..., D]");
-  TORCH_CHECK_VALUE(heads >= 1 && x.size(-1) % heads == 0, op, ": heads = ", heads,
-                    " does not divide D = ", x.size(-1));
-  for (const Named& other : sequences) {
-    check_shape(op, other.name, other.tensor, x.sizes(), name);
-    check_like(op, other.name, other.tensor, name, x);
-  }
-  for (const Named& other : parameters) {
+  for (const NamedTensor& other : parameters) {
     check_shape(op, other.name, other.tensor, {x.size(-1)}, "[D]");
     check_like(op, other.name, other.tensor, name, x);
   }
