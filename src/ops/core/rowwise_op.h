@@ -132,8 +132,8 @@ struct NamedTensor {
   const at::Tensor& tensor;
 };
 
-// ValueError naming the argument unless all have the shape [..., D], the dtype and the device of the
-// first, with D a multiple of `heads`.
+// ValueError naming the argument unless all have the shape [..., D], dtype and device of the first,
+// with D a multiple of `heads`.
 inline void check_sequences(const char* op, int64_t heads,
                             const std::vector<NamedTensor>& sequences) {
   const auto& [name, x] = sequences[0];
