@@ -384,12 +384,14 @@ at::Tensor LanguageModel::hidden(const at::Tensor& tokens, ModelState& state) {
 Residual LanguageModel::residual(const at::Tensor& tokens, ModelState& state) {
   const int64_t time = tokens.size(1);
   state.layers.resize(layers.size());
+  if (before) before(-1);
   Residual x{embed(tokens, state), {}};
   if (watch) watch(-1, x.x);
   Context context{.last = state.last, .rows = state.rows};
   if (state.auxiliary_loss.defined())
     context.handed[Context::kAuxiliaryLoss] = state.auxiliary_loss;
   for (size_t i = 0; i < layers.size(); ++i) {
+    if (before) before(int64_t(i));
     const auto run = [layer = layers[i], dtype = product_dtype()](const Residual& input,
                                                                   State& state, Context& context) {
       std::swap(state.context, context);
@@ -414,6 +416,7 @@ Residual LanguageModel::residual(const at::Tensor& tokens, ModelState& state) {
       watch(int64_t(i), x.x);
     }
   }
+  if (before) before(int64_t(layers.size()));
   if (state.auxiliary_loss.defined())
     state.auxiliary_loss = context.handed.at(Context::kAuxiliaryLoss);
   state.position += time;

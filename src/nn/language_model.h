@@ -152,6 +152,9 @@ struct LanguageModel : Module {
   // Called after the embedding (−1) and each layer with its output, for finding where values first
   // leave the finite.
   std::function<void(int64_t layer, const at::Tensor& output)> watch;
+  // Called by residual() before the embedding (−1), each layer, and what follows the last one read
+  // their parameters, which other processes may still be sending.
+  std::function<void(int64_t layer)> before;
 
   // [V, d_model]; [max_positions, d_model]
   at::Tensor embedding;

@@ -79,15 +79,17 @@ class Digests {
   std::string text_;
 };
 
+using TensorFunction = std::function<void(const std::string& name, const at::Tensor& tensor)>;
+
 // The part of a checkpoint that one rank writes. All ranks call the same functions in the same
 // order, also after an error: the others wait for this rank until all know of it.
 class Share {
  public:
-  Share(const AdamW& optimizer, Ranks* ranks)
-      : owners_(optimizer.owners()), ranks_(ranks), rank_(ranks ? ranks->rank() : 0) {}
-  // Writes the tensors that this rank owns. `device`: for those that rank 0 receives. On rank 0,
-  // returns the checksum of the file, if all is written.
-  std::string write(const fs::path& path, const nn::NamedTensors& tensors, c10::Device device);
+  explicit Share(Ranks* ranks) : ranks_(ranks), rank_(ranks ? ranks->rank() : 0) {}
+  // Writes the share of this rank of a file with these names and shapes. `each` calls its argument
+  // with every tensor. On rank 0, returns the checksum of the file, if all is written.
+  std::string write(const fs::path& path, const nn::NamedTensors& tensors,
+                    const std::function<void(const TensorFunction&)>& each);
   // Errors with the numbers of their ranks; the same text on all ranks. Empty if all is written.
   std::string problems() const;
 
@@ -104,36 +106,33 @@ class Share {
     return error.what();
   }
 
-  const std::map<std::string, int64_t> owners_;
   Ranks* ranks_;
   int64_t rank_;
   std::string problem_;
 };
 
 std::string Share::write(const fs::path& path, const nn::NamedTensors& tensors,
-                         c10::Device device) {
+                         const std::function<void(const TensorFunction&)>& each) {
   std::optional<nn::SharedTensorFile> file;
   const std::string closed = attempt([&] { file.emplace(path, tensors); });
   const std::vector<std::string> reasons = gather(closed);
   if (rank_ != 0 && !closed.empty()) say_once(closed);
   if (rank_ == 0 && problem_.empty()) problem_ = closed;
-  Digests digests(tensors.size());
-  const auto put = [&](size_t i, const at::Tensor& values) {
-    if (problem_.empty()) problem_ = attempt([&] { digests.set(i, file->write(i, values)); });
-  };
+  std::map<std::string, size_t> mine;  // tensors that this rank writes
+  std::vector<int64_t> elements(reasons.size());
   for (size_t i = 0; i < tensors.size(); ++i) {
-    const auto& [name, tensor] = tensors[i];
-    const int64_t owner = owners_.at(name);
-    if (owner == 0 || reasons[size_t(owner)].empty()) {
-      if (rank_ == owner) put(i, tensor);
-    } else if (rank_ == owner) {
-      ranks_->send(tensor.detach(), 0)();
-    } else if (rank_ == 0) {
-      const at::Tensor values = at::empty_like(tensor.detach(), device);
-      ranks_->receive(values, owner);
-      put(i, values);
-    }
+    const auto least = std::ranges::min_element(elements);
+    *least += tensors[i].second.numel();
+    const int64_t rank = least - elements.begin();
+    if ((reasons[size_t(rank)].empty() ? rank : 0) == rank_) mine[tensors[i].first] = i;
   }
+  Digests digests(tensors.size());
+  each([&](const std::string& name, const at::Tensor& tensor) {
+    const auto found = mine.find(name);
+    if (found == mine.end() || !problem_.empty()) return;
+    const size_t i = found->second;
+    problem_ = attempt([&] { digests.set(i, file->write(i, tensor)); });
+  });
   if (file && problem_.empty()) problem_ = attempt([&] { file->sync(); });
   for (const std::string& text : gather(digests.text())) digests.add(text);
   return file ? file->checksum(digests.text()) : "";
@@ -163,11 +162,15 @@ void save_checkpoint(const run::Folder& run, const nn::LanguageModel& model, con
   if (ranks) name = ranks->gather_texts(name).front();
   if (name.empty()) return;  // the same step of the same run: the same bytes
   const run::Checkpoint checkpoint{run.unfinished_checkpoints() / name};
-  const c10::Device device = weights.front().second.device();
-  Share share(optimizer, ranks);
+  Share share(ranks);
   run::TrainingState written = state;
-  written.weights_checksum = share.write(checkpoint.weights(), weights, device);
-  written.moments_checksum = share.write(checkpoint.moments(), moments, device);
+  written.weights_checksum =
+      share.write(checkpoint.weights(), weights, [&](const TensorFunction& write) {
+        for (const auto& [name, tensor] : weights) write(name, tensor);
+      });
+  written.moments_checksum =
+      share.write(checkpoint.moments(), moments,
+                  [&](const TensorFunction& write) { optimizer.read_moments(write); });
   if (const std::string problems = share.problems(); !problems.empty()) {
     const std::string message =
         fmt::format("the checkpoint of step {} was not written: {}. Earlier checkpoints are whole.",
@@ -187,8 +190,12 @@ run::TrainingState load_checkpoint(const run::Checkpoint& checkpoint, nn::Langua
       fail("state.json is that of step {}", state.step);
     checkpoint.check_weights();
     checkpoint.check_moments();
+    nn::copy_file(checkpoint.moments(), optimizer.moments());  // on the meta device: checks only
     nn::copy_file(checkpoint.weights(), nn::named_parameters_of(model));
-    nn::copy_file(checkpoint.moments(), optimizer.moments());
+    const Safetensors moments(checkpoint.moments());
+    optimizer.write_moments([&](const std::string& name, const at::Tensor& moment) {
+      moment.copy_(nn::to_tensor(moments.at(name)));
+    });
     return state;
   } catch (const BadInput& error) {
     refuse(checkpoint.path, error.what());

@@ -9,9 +9,9 @@
 
 namespace assay::train {
 
-// With `ranks`, all of them call it, and each writes the tensors of the parameters that it updates:
-// the files do not depend on their number. A rank that cannot open the files sends its tensors to
-// rank 0, one after the other. An error of one rank ends all, and nothing is left.
+// With `ranks`, all of them call it, and each writes some of the tensors: the files do not depend
+// on their number. Rank 0 writes those of a rank that cannot open the files. An error of one rank
+// ends all, and nothing is left.
 void save_checkpoint(const run::Folder& run, const nn::LanguageModel& model, const AdamW& optimizer,
                      const run::TrainingState& state, Ranks* ranks = nullptr);
 // BadInput when the checkpoint is broken.

@@ -1,5 +1,7 @@
 #include "train/gradient_sum.h"
 
+#include <c10/core/Event.h>
+#include <c10/core/StreamGuard.h>
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
 #include <torch/torch.h>
 
@@ -11,12 +13,8 @@
 namespace assay::train {
 namespace {
 
-constexpr int64_t kBucketElements = int64_t{8} << 20;
-// Every gradient begins where a vectorized load may: norms of aligned and of other tensors are
-// summed in different orders.
-constexpr int64_t kAlignment = 64;
-
-int64_t aligned(int64_t elements) { return (elements + kAlignment - 1) / kAlignment * kAlignment; }
+// Exchanges that may be under way when the sums of another one are added.
+constexpr size_t kUnderWay = 2;
 
 // A rank has whole subtrees, and either slices of one part of the batch or all slices of its parts.
 bool can_share(int64_t gradient_slices, int64_t context_slices, int64_t ranks) {
@@ -78,13 +76,18 @@ struct GradientSum::Hook {
 
 GradientSum::GradientSum(std::vector<at::Tensor> parameters, int64_t slices, Ranks* ranks,
                          bool overlap)
-    : parameters_(std::move(parameters)), ranks_(ranks), places_(parameters_.size()) {
+    : parameters_(std::move(parameters)),
+      all_(parameters_.size()),
+      pieces_(parameters_, slices),
+      ranks_(ranks),
+      side_(c10::impl::VirtualGuardImpl(parameters_.front().device().type())
+                .getNewStream(parameters_.front().device())) {
+  std::iota(all_.begin(), all_.end(), size_t{0});
   const int64_t size = ranks ? ranks->size() : 1;
   begin_ = (ranks ? ranks->rank() : 0) * (slices / size);
   end_ = begin_ + slices / size;
   if (!ranks) return;
-  make_buckets();
-  put_parameters_in_rows();
+  put_parameters_in_buckets();
   if (!overlap) return;
   for (size_t i = 0; i < parameters_.size(); ++i)
     hooks_.push_back(std::make_shared<Hook>(parameters_[i], [this, i] {
@@ -94,67 +97,49 @@ GradientSum::GradientSum(std::vector<at::Tensor> parameters, int64_t slices, Ran
 
 GradientSum::~GradientSum() = default;
 
-// Gradients come in about the reverse order of the parameters. Within a bucket the largest
-// parameter is given to the rank that owns least.
-void GradientSum::make_buckets() {
-  std::vector<int64_t> owned(size_t(ranks_->size()));
-  const auto close = [&](Bucket& bucket) {
-    std::ranges::stable_sort(bucket.members, std::greater<>(),
-                             [&](size_t i) { return parameters_[i].numel(); });
-    bucket.counts.assign(owned.size(), 0);
-    for (const size_t i : bucket.members) {
-      const size_t owner = size_t(std::ranges::min_element(owned) - owned.begin());
-      places_[i] = {buckets_.size(), int64_t(owner), bucket.counts[owner]};
-      bucket.counts[owner] += aligned(parameters_[i].numel());
-      owned[owner] += parameters_[i].numel();
+// One all-gather per bucket then sends its parameters.
+void GradientSum::put_parameters_in_buckets() {
+  const at::NoGradGuard no_grad;
+  for (const Pieces::Bucket& layout : pieces_.buckets) {
+    const auto options = parameters_.front().options().requires_grad(false);
+    Bucket& bucket = buckets_.emplace_back();
+    bucket.parameters = at::zeros({layout.size}, options);
+    for (size_t j = 0; j < layout.parameters.size(); ++j) {
+      at::Tensor& parameter = parameters_[layout.parameters[j]];
+      const at::Tensor place =
+          bucket.parameters.narrow(0, layout.places[j], parameter.numel()).view_as(parameter);
+      place.copy_(parameter);
+      parameter.set_data(place);
     }
-    std::vector<int64_t> begin(owned.size());
-    std::exclusive_scan(bucket.counts.begin(), bucket.counts.end(), begin.begin(), int64_t{0});
-    for (const size_t i : bucket.members) places_[i].offset += begin[size_t(places_[i].owner)];
-    buckets_.push_back(std::move(bucket));
-    bucket = {};
-  };
-  // A matrix has one owner, so a bucket of a large model needs several matrices for several owners.
-  int64_t all = 0;
-  for (const at::Tensor& parameter : parameters_) all += parameter.numel();
-  const int64_t least = std::max(kBucketElements, all / 32);
-  Bucket bucket;
-  int64_t elements = 0;
-  for (size_t i = parameters_.size(); i-- > 0;) {
-    bucket.members.push_back(i);
-    elements += parameters_[i].numel();
-    if (elements < least && i > 0) continue;
-    close(bucket);
-    elements = 0;
   }
 }
 
-// One all-gather of the rows then sends all parameters.
-void GradientSum::put_parameters_in_rows() {
-  const at::NoGradGuard no_grad;
-  std::vector<int64_t> used(size_t(ranks_->size()));
-  std::vector<int64_t> offsets;
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    int64_t& end = used[size_t(owner(i))];
-    offsets.push_back(end);
-    end += aligned(parameters_[i].numel());
+std::vector<at::Tensor> GradientSum::take_gradients(const std::vector<size_t>& parameters) {
+  std::vector<at::Tensor> gradients;
+  for (const size_t i : parameters) {
+    at::Tensor& gradient = parameters_[i].mutable_grad();
+    gradients.push_back(gradient.defined() ? gradient : at::zeros_like(parameters_[i]));
+    gradient.reset();
   }
-  rows_ = at::zeros({ranks_->size(), std::ranges::max(used)},
-                    parameters_.front().options().requires_grad(false));
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    const at::Tensor place = rows_[owner(i)].narrow(0, offsets[i], parameters_[i].numel());
-    place.copy_(parameters_[i].reshape(-1));
-    parameters_[i].set_data(place.view_as(parameters_[i]));
+  return gradients;
+}
+
+// Adds the rest of this rank's tree: the last slice, then the waiting sums, lowest level first.
+std::vector<at::Tensor> GradientSum::take_sums(const std::vector<size_t>& parameters) {
+  std::vector<at::Tensor> sums = take_gradients(parameters);
+  for (std::vector<at::Tensor>& level : levels_) {
+    if (level.empty()) continue;
+    std::vector<at::Tensor> earlier;
+    for (const size_t i : parameters) earlier.push_back(std::exchange(level[i], {}));
+    at::_foreach_add_(earlier, sums);
+    sums = std::move(earlier);
   }
+  return sums;
 }
 
 void GradientSum::keep() {
   const at::NoGradGuard no_grad;
-  std::vector<at::Tensor> sums;
-  for (at::Tensor& parameter : parameters_) {
-    sums.push_back(parameter.grad().defined() ? parameter.grad() : at::zeros_like(parameter));
-    parameter.mutable_grad().reset();
-  }
+  std::vector<at::Tensor> sums = take_gradients(all_);
   for (std::vector<at::Tensor>& level : levels_) {
     if (level.empty()) {
       level = std::move(sums);
@@ -168,69 +153,85 @@ void GradientSum::keep() {
 
 void GradientSum::start_last() {
   handed_.assign(parameters_.size(), false);
-  next_ = 0;
-  for (Bucket& bucket : buckets_) {
-    const int64_t elements =
-        std::accumulate(bucket.counts.begin(), bucket.counts.end(), int64_t{0});
-    bucket.sums = at::empty({elements}, parameters_[bucket.members.front()].options());
-    bucket.missing = bucket.members.size();
-  }
+  sent_ = 0;
+  added_ = 0;
+  for (size_t b = 0; b < buckets_.size(); ++b)
+    buckets_[b].missing = pieces_.buckets[b].parameters.size();
   live_ = !hooks_.empty();
 }
 
-// Adds the rest of this rank's tree: the last slice, then the waiting sums, lowest level first.
 void GradientSum::hand_over(size_t i) {
   if (handed_[i]) fail<Error>("the gradient of parameter {} came in more than one piece", i);
-  const at::NoGradGuard no_grad;
   handed_[i] = true;
-  at::Tensor& parameter = parameters_[i];
-  at::Tensor sum = parameter.grad().defined() ? parameter.grad() : at::zeros_like(parameter);
-  for (std::vector<at::Tensor>& level : levels_)
-    if (!level.empty()) sum = std::exchange(level[i], {}).add_(sum);
-  if (!ranks_) {
-    parameter.mutable_grad() = sum;
-    return;
+  --buckets_[pieces_.parts[i].front().bucket].missing;
+  while (sent_ < buckets_.size() && buckets_[sent_].missing == 0) send(sent_++);
+}
+
+void GradientSum::send(size_t index) {
+  const at::NoGradGuard no_grad;
+  const Pieces::Bucket& layout = pieces_.buckets[index];
+  const std::vector<at::Tensor> sums = take_sums(layout.parameters);
+  Bucket& bucket = buckets_[index];
+  bucket.sums = sums.front();  // of a parameter that has its own bucket
+  if (bucket.sums.numel() != layout.size || !bucket.sums.is_contiguous()) {
+    bucket.sums = at::empty_like(bucket.parameters);
+    std::vector<at::Tensor> places;
+    for (size_t j = 0; j < sums.size(); ++j)
+      places.push_back(bucket.sums.narrow(0, layout.places[j], sums[j].numel()).view_as(sums[j]));
+    at::_foreach_copy_(places, sums);
   }
-  parameter.mutable_grad().reset();
-  Bucket& bucket = buckets_[places_[i].bucket];
-  bucket.sums.narrow(0, places_[i].offset, sum.numel()).copy_(sum.reshape(-1));
-  --bucket.missing;
-  while (next_ < buckets_.size() && buckets_[next_].missing == 0) send(buckets_[next_++]);
+  bucket.received =
+      at::empty({ranks_->size(), layout.size / ranks_->size()}, bucket.sums.options());
+  bucket.exchanged = ranks_->exchange(bucket.received, bucket.sums);
+  if (index >= kUnderWay) receive(buckets_[added_++]);
 }
 
-void GradientSum::send(Bucket& bucket) {
-  const int64_t own = bucket.counts[size_t(ranks_->rank())];
-  bucket.received = at::empty({ranks_->size() * own}, bucket.sums.options());
-  bucket.wait = ranks_->exchange(bucket.received, bucket.sums,
-                                 std::vector<int64_t>(size_t(ranks_->size()), own), bucket.counts);
-}
-
+// Level by level, neighbours are added into the first of them.
 void GradientSum::receive(Bucket& bucket) {
-  bucket.wait();
-  const size_t rank = size_t(ranks_->rank());
-  const int64_t own = bucket.counts[rank];
-  const int64_t before = std::accumulate(bucket.counts.begin(),
-                                         bucket.counts.begin() + std::ptrdiff_t(rank), int64_t{0});
-  if (own > 0) {
-    const at::Tensor sum = tree_sum(bucket.received.split(own));
-    for (const size_t i : bucket.members)
-      if (owns(i))
-        parameters_[i].mutable_grad() =
-            sum.narrow(0, places_[i].offset - before, parameters_[i].numel())
-                .view_as(parameters_[i]);
-  }
-  bucket.sums.reset();
-  bucket.received.reset();
-  bucket.wait = nullptr;
+  const c10::StreamGuard guard(side_);
+  std::exchange(bucket.exchanged, nullptr)();
+  const at::Tensor& rows = bucket.received;
+  for (int64_t step = 1; step < ranks_->size(); step *= 2)
+    rows.slice(0, 0, ranks_->size() - step, 2 * step)
+        .add_(rows.slice(0, step, ranks_->size(), 2 * step));
 }
 
 void GradientSum::finish() {
   const at::NoGradGuard no_grad;
   live_ = false;
+  if (!ranks_) {
+    const std::vector<at::Tensor> sums = take_sums(all_);
+    for (const size_t i : all_) parameters_[i].mutable_grad() = sums[i];
+    levels_.clear();
+    return;
+  }
   for (size_t i = parameters_.size(); i-- > 0;)
     if (!handed_[i]) hand_over(i);
   levels_.clear();
-  for (Bucket& bucket : buckets_) receive(bucket);
+  while (added_ < buckets_.size()) receive(buckets_[added_++]);
+  if (side_.device_type() == at::kCUDA) {
+    c10::Event added(at::kCUDA);
+    added.record(side_);
+    added.block(c10::impl::VirtualGuardImpl(at::kCUDA).getStream(side_.device()));
+  }
+  // Not earlier: the memory could be used again before it has been sent
+  for (Bucket& bucket : buckets_) bucket.sums.reset();
+}
+
+at::Tensor GradientSum::gradient(const Part& part) const {
+  const at::Tensor sums = buckets_[part.bucket].received[0];
+  return sums.narrow(0, part.place - ranks_->rank() * sums.numel(), part.size);
+}
+
+void GradientSum::share(size_t bucket) {
+  Bucket& b = buckets_[bucket];
+  b.received.reset();
+  b.shared = ranks_->all_gather(b.parameters.view({ranks_->size(), -1}));
+}
+
+void GradientSum::wait_for_parameters(size_t bucket) {
+  for (size_t b = buckets_.size(); b-- > bucket;)
+    if (buckets_[b].shared) std::exchange(buckets_[b].shared, nullptr)();
 }
 
 }  // namespace assay::train

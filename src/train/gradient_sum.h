@@ -5,14 +5,16 @@
 // sequence is cut, too. Their gradients are the leaves of one binary tree: level by level,
 // neighbours are added, and an odd last one moves up. Rank r of W computes slices r·S/W up to
 // (r+1)·S/W. S/W is a power of two, or W is 1, so each rank computes whole subtrees.
-// Each parameter has an owner: the rank that receives its sums from all ranks, adds them by the
-// upper levels of the tree, updates the parameter and sends it to all. So a rank holds optimizer
-// states of its own parameters only.                                     [ZeRO, stage 1 and 2]
+// Each rank receives its pieces of the sums (pieces.h) from all ranks, adds them by the upper
+// levels of the tree, updates the parameters in them and sends these to all. So a rank holds
+// optimizer states of its own pieces only.                                    [ZeRO, stage 1 and 2]
 #include <ATen/core/Tensor.h>
+#include <c10/core/Stream.h>
 
 #include <memory>
 #include <vector>
 
+#include "train/pieces.h"
 #include "train/ranks.h"
 
 namespace assay::train {
@@ -33,51 +35,57 @@ class GradientSum {
 
   int64_t begin() const { return begin_; }  // first slice of this rank
   int64_t end() const { return end_; }
-  bool owns(size_t parameter) const { return !ranks_ || owner(parameter) == ranks_->rank(); }
-  int64_t owner(size_t parameter) const { return places_[parameter].owner; }
+  const Pieces& pieces() const { return pieces_; }
   Ranks* ranks() const { return ranks_; }
 
   // For each slice but the last: backward passes, then keep(). For the last: backward passes with
-  // start_last() before the very last one, then finish(). After that the parameters that this rank
-  // owns have the gradient of the batch, and the others have none.
+  // start_last() before the very last one, then finish(). After that gradient() has that of the
+  // batch for the parts that this rank owns; without ranks the parameters have it.
   void keep();
   void start_last();
   void finish();
-  // Sends the parameters that this rank owns to the other ranks.
-  void share_parameters() { ranks_->all_gather(rows_); }
+
+  // With ranks:
+  bool owns(const Part& part) const {
+    return part.piece * ranks_->size() / pieces_.count == ranks_->rank();
+  }
+  at::Tensor gradient(const Part& part) const;
+  // Starts to send the updated parts that this rank owns to the other ranks. All ranks call it for
+  // the buckets in the order of the next forward pass: the last bucket first. Frees the gradients.
+  void share(size_t bucket);
+  // Before parameters of this bucket, or of buckets after it, are read.
+  void wait_for_parameters(size_t bucket = 0);
 
  private:
   struct Hook;
-  struct Place {
-    size_t bucket = 0;
-    // in Bucket::sums
-    int64_t owner = 0;
-    int64_t offset = 0;
-  };
   struct Bucket {
-    std::vector<size_t> members;
-    std::vector<int64_t> counts;  // elements by owner
-    at::Tensor sums;
-    at::Tensor received;
-    size_t missing = 0;
-    Ranks::Wait wait;
+    at::Tensor parameters;  // flat; those of the model are views of it
+    at::Tensor sums;        // of the slices of this rank, in the same places
+    at::Tensor received;    // [ranks, elements]: the sums of all ranks, of the pieces of this one
+    size_t missing = 0;     // gradients
+    Ranks::Wait exchanged;
+    Ranks::Wait shared;
   };
-  void make_buckets();
-  void put_parameters_in_rows();
+  void put_parameters_in_buckets();
+  std::vector<at::Tensor> take_gradients(const std::vector<size_t>& parameters);
+  std::vector<at::Tensor> take_sums(const std::vector<size_t>& parameters);
   void hand_over(size_t parameter);
-  void send(Bucket& bucket);
+  void send(size_t bucket);
   void receive(Bucket& bucket);
 
   std::vector<at::Tensor> parameters_;
+  std::vector<size_t> all_;  // indices of the parameters
+  Pieces pieces_;
   Ranks* ranks_;
-  at::Tensor rows_;  // [ranks, elements]: the parameters, those of an owner in its row
+  c10::Stream side_;  // on a GPU, sums are added on it, under the backward pass
   int64_t begin_;
   int64_t end_;
-  std::vector<Place> places_;
   std::vector<Bucket> buckets_;                  // in the order in which they are sent
   std::vector<std::vector<at::Tensor>> levels_;  // sums of 2^level slices; empty: none waits
   std::vector<bool> handed_;
-  size_t next_ = 0;    // bucket
+  // buckets
+  size_t sent_ = 0;
+  size_t added_ = 0;
   bool live_ = false;  // in the last backward pass
   std::vector<std::shared_ptr<Hook>> hooks_;
 };

@@ -4,113 +4,155 @@
 
 #include <map>
 
-#include "ops/dense/adamw/adamw.h"
-
 namespace assay::train {
+namespace {
+
+constexpr std::array kMoments = {".exp_avg", ".exp_avg_sq"};
+
+}  // namespace
 
 AdamW::AdamW(nn::LanguageModel& model, const TrainConfig& c, GradientSum* sum)
-    : sum_(sum), beta1_(c.beta1), beta2_(c.beta2), epsilon_(c.epsilon), clip_(c.clip) {
+    : parameters_(model.parameters()),
+      sum_(sum),
+      pieces_(sum ? sum->pieces() : Pieces(parameters_, 1)),
+      beta1_(c.beta1),
+      beta2_(c.beta2),
+      epsilon_(c.epsilon),
+      clip_(c.clip) {
   const std::map<std::string, nn::Treatment> treatments = model.treatments();
   std::map<std::pair<double, bool>, Group> groups;
-  size_t index = 0;
   for (const auto& item : model.named_parameters()) {
     const nn::Treatment& treatment = treatments.at(item.key());
     Group& group = groups[{treatment.learning_rate, treatment.weight_decay}];
     group.learning_rate = treatment.learning_rate;
     group.weight_decay = treatment.weight_decay ? c.weight_decay : 0;
-    group.names.push_back(item.key());
-    group.parameters.push_back(item.value());
-    group.owners.push_back(sum ? sum->owner(index++) : 0);
-    const at::Device device =
-        own(group, group.owners.size() - 1) ? item.value().device() : at::kMeta;
-    const auto options = item.value().options().device(device).requires_grad(false);
-    group.averages.push_back(at::zeros_like(item.value(), options));
-    group.squares.push_back(at::zeros_like(item.value(), options));
+    group.parameters.push_back(names_.size());
+    names_.push_back(item.key());
   }
+  const at::NoGradGuard no_grad;
+  const auto options = parameters_.front().options().requires_grad(false);
+  for (const Pieces::Bucket& bucket : pieces_.buckets) {
+    const int64_t own = bucket.size / (ranks() ? ranks()->size() : 1);
+    moments_.push_back({at::zeros({own}, options), at::zeros({own}, options)});
+  }
+  updates_.resize(pieces_.buckets.size());
   std::vector<int64_t> positions;
   for (auto& [key, group] : groups) {
-    for (size_t i = 0; i < group.parameters.size(); ++i, ++count_)
-      if (own(group, i)) positions.push_back(count_);
+    for (const size_t i : group.parameters)
+      for (const Part& part : pieces_.parts[i]) {
+        const int64_t position = count_++;
+        if (ranks() && !sum_->owns(part)) continue;
+        positions.push_back(position);
+        add_to_update(part, groups_.size());
+      }
     groups_.push_back(std::move(group));
   }
-  positions_ = at::tensor(positions, at::kLong).to(groups_.front().parameters.front().device());
+  positions_ = at::tensor(positions, at::kLong).to(options.device());
 }
 
-bool AdamW::own(const Group& group, size_t i) const {
-  return !sum_ || !sum_->ranks() || group.owners[i] == sum_->ranks()->rank();
+void AdamW::add_to_update(const Part& part, size_t group) {
+  std::vector<Update>& updates = updates_[part.bucket];
+  if (updates.empty() || updates.back().group != group) updates.push_back({.group = group});
+  updates.back().parts.push_back(parts_.size());
+  parts_.push_back(part);
+  const Moments& moments = moments_[part.bucket];
+  const int64_t first = ranks() ? ranks()->rank() * moments[0].numel() : 0;
+  const at::Tensor parameter = parameters_[part.parameter].detach().view(-1);
+  ops::AdamWTensors& tensors = updates.back().tensors;
+  tensors.parameters.push_back(parameter.narrow(0, part.begin, part.size));
+  tensors.averages.push_back(moments[0].narrow(0, part.place - first, part.size));
+  tensors.squares.push_back(moments[1].narrow(0, part.place - first, part.size));
 }
 
-at::Tensor AdamW::norms_of_gradients() {
-  std::vector<at::Tensor> gradients;
-  for (Group& group : groups_)
-    for (size_t i = 0; i < group.parameters.size(); ++i) {
-      if (!own(group, i)) continue;
-      at::Tensor& parameter = group.parameters[i];
-      if (!parameter.grad().defined()) parameter.mutable_grad() = at::zeros_like(parameter);
-      gradients.push_back(parameter.grad());
-    }
-  const std::vector<at::Tensor> norms =
-      gradients.empty() ? std::vector<at::Tensor>() : at::_foreach_norm(gradients);
-  return sum_ && sum_->ranks() ? at_all_positions(norms) : at::stack(norms);
+at::Tensor AdamW::gradient(const Part& part) const {
+  if (ranks()) return sum_->gradient(part);
+  const at::Tensor& parameter = parameters_[part.parameter];
+  const at::Tensor& gradient = parameter.grad();
+  if (!gradient.defined()) return at::zeros({part.size}, parameter.options());
+  const at::Tensor flat = gradient.reshape(-1);
+  return flat.numel() == part.size ? flat : flat.narrow(0, part.begin, part.size);
 }
 
 // In the order of the groups, whichever rank has the gradient.
-at::Tensor AdamW::at_all_positions(const std::vector<at::Tensor>& norms) {
-  const auto options = groups_.front().parameters.front().options().requires_grad(false);
-  const at::Tensor all = at::zeros({count_}, options);
+at::Tensor AdamW::norms_of_gradients(const std::vector<at::Tensor>& gradients) const {
+  const std::vector<at::Tensor> norms =
+      gradients.empty() ? std::vector<at::Tensor>() : at::_foreach_norm(gradients);
+  if (!ranks()) return at::stack(norms);
+  const at::Tensor all = at::zeros({count_}, parameters_.front().options().requires_grad(false));
   if (!norms.empty()) all.index_copy_(0, positions_, at::stack(norms));
-  sum_->ranks()->add_disjoint(all);
+  ranks()->add_disjoint(all);
   return all;
 }
 
 at::Tensor AdamW::step(double learning_rate, int64_t step) {
   const at::NoGradGuard no_grad;
-  const at::Tensor norm = at::linalg_vector_norm(norms_of_gradients()).to(at::kFloat);
+  std::vector<at::Tensor> gradients;
+  for (const Part& part : parts_) gradients.push_back(gradient(part));
+  const at::Tensor norm = at::linalg_vector_norm(norms_of_gradients(gradients)).to(at::kFloat);
   // Once a gradient was not finite, no later step changes a weight: the trainer reads the norm
   // one step late.
   const at::Tensor broken = at::isfinite(norm).logical_not().to(at::kFloat);
   broken_ = broken_.defined() ? at::maximum(broken_, broken) : broken;
   const at::Tensor scale =
       clip_ > 0 ? at::clamp_min((norm + 1e-6) / clip_, 1) : at::ones_like(norm);
-  for (Group& group : groups_) {
-    ops::AdamWTensors tensors;
-    for (size_t i = 0; i < group.parameters.size(); ++i) {
-      if (!own(group, i)) continue;
-      tensors.parameters.push_back(group.parameters[i]);
-      tensors.gradients.push_back(group.parameters[i].grad());
-      tensors.averages.push_back(group.averages[i]);
-      tensors.squares.push_back(group.squares[i]);
+  // The next forward pass reads the parameters of the last bucket first.
+  for (size_t bucket = updates_.size(); bucket-- > 0;) {
+    for (Update& update : updates_[bucket]) {
+      for (const size_t i : update.parts) update.tensors.gradients.push_back(gradients[i]);
+      const ops::AdamWSettings settings{groups_[update.group].learning_rate * learning_rate,
+                                        beta1_,
+                                        beta2_,
+                                        groups_[update.group].weight_decay,
+                                        epsilon_,
+                                        step + 1};
+      ops::adamw_(update.tensors, settings, scale, broken_);
+      update.tensors.gradients.clear();
     }
-    const ops::AdamWSettings settings{group.learning_rate * learning_rate,
-                                      beta1_,
-                                      beta2_,
-                                      group.weight_decay,
-                                      epsilon_,
-                                      step + 1};
-    ops::adamw_(tensors, settings, scale, broken_);
-    for (at::Tensor& parameter : tensors.parameters) parameter.mutable_grad().reset();
+    if (ranks()) sum_->share(bucket);
   }
-  if (sum_ && sum_->ranks()) sum_->share_parameters();
+  for (at::Tensor& parameter : parameters_) parameter.mutable_grad().reset();
   return norm;
 }
 
 nn::NamedTensors AdamW::moments() const {
   nn::NamedTensors out;
   for (const Group& group : groups_)
-    for (size_t i = 0; i < group.names.size(); ++i) {
-      out.emplace_back(group.names[i] + ".exp_avg", group.averages[i]);
-      out.emplace_back(group.names[i] + ".exp_avg_sq", group.squares[i]);
-    }
+    for (const size_t i : group.parameters)
+      for (const char* moment : kMoments)
+        out.emplace_back(names_[i] + moment,
+                         at::empty_like(parameters_[i], at::TensorOptions(at::kMeta)));
   return out;
 }
 
-std::map<std::string, int64_t> AdamW::owners() const {
-  std::map<std::string, int64_t> out;
-  for (const Group& group : groups_)
-    for (size_t i = 0; i < group.names.size(); ++i)
-      for (const char* moment : {"", ".exp_avg", ".exp_avg_sq"})
-        out[group.names[i] + moment] = group.owners[i];
-  return out;
+// Calls work() with the moments of each parameter of a bucket.
+void AdamW::in_whole(size_t bucket, const Moments& whole, const MomentFunction& work) const {
+  const Pieces::Bucket& layout = pieces_.buckets[bucket];
+  for (size_t j = 0; j < layout.parameters.size(); ++j) {
+    const at::Tensor& parameter = parameters_[layout.parameters[j]];
+    for (size_t m = 0; m < kMoments.size(); ++m)
+      work(names_[layout.parameters[j]] + kMoments[m],
+           whole[m].narrow(0, layout.places[j], parameter.numel()).view_as(parameter));
+  }
+}
+
+void AdamW::read_moments(const MomentFunction& read) const {
+  for (size_t b = 0; b < moments_.size(); ++b) {
+    Moments whole = moments_[b];
+    if (ranks())
+      for (at::Tensor& flat : whole) flat = ranks()->gather(flat).view(-1);
+    in_whole(b, whole, read);
+  }
+}
+
+void AdamW::write_moments(const MomentFunction& write) {
+  for (size_t b = 0; b < moments_.size(); ++b) {
+    Moments whole = moments_[b];
+    if (ranks())
+      for (at::Tensor& flat : whole) flat = at::zeros({pieces_.buckets[b].size}, flat.options());
+    in_whole(b, whole, write);
+    for (size_t m = 0; ranks() && m < kMoments.size(); ++m)
+      moments_[b][m].copy_(whole[m].view({ranks()->size(), -1})[ranks()->rank()]);
+  }
 }
 
 }  // namespace assay::train

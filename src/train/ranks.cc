@@ -454,13 +454,13 @@ void Ranks::guarded(const std::function<void()>& work) const {
   }
 }
 
-Ranks::Wait Ranks::exchange(const at::Tensor& out, const at::Tensor& in,
-                            std::vector<int64_t> out_counts, std::vector<int64_t> in_counts) {
+Ranks::Wait Ranks::exchange(const at::Tensor& out, const at::Tensor& in) {
   c10::intrusive_ptr<c10d::Work> work;
   guarded([&] {
     at::Tensor to = out;
-    at::Tensor from = in;
-    work = group_->backend->alltoall_base(to, from, out_counts, in_counts);
+    at::Tensor from = in.view_as(out);
+    std::vector<int64_t> equal;
+    work = group_->backend->alltoall_base(to, from, equal, equal);
   });
   return [this, work] { guarded([&] { work->wait(); }); };
 }
@@ -486,17 +486,19 @@ at::Tensor Ranks::gather(const at::Tensor& part) {
   shape.insert(shape.begin(), size());
   at::Tensor out = at::empty(shape, part.options());
   out[rank()].copy_(part);
-  all_gather(out);
+  all_gather(out)();
   return out;
 }
 
-void Ranks::all_gather(at::Tensor rows) {
+Ranks::Wait Ranks::all_gather(const at::Tensor& rows) {
+  c10::intrusive_ptr<c10d::Work> work;
   guarded([&] {
-    at::Tensor all = rows.flatten();
-    at::Tensor own = rows[rank()].flatten();
+    at::Tensor all = rows.view(-1);
+    at::Tensor own = rows[rank()].view(-1);
     if (!group_->on_gpu) own = own.clone();  // Gloo copies it to its row
-    group_->backend->_allgather_base(all, own)->wait();
+    work = group_->backend->_allgather_base(all, own);
   });
+  return [this, work] { guarded([&] { work->wait(); }); };
 }
 
 void Ranks::add_disjoint(at::Tensor values) {

@@ -65,16 +65,16 @@ class Ranks {
   // in the same order.
   void open(c10::Device device);
   using Wait = std::function<void()>;
-  // Starts to send part r of `in` to rank r, and to receive one part from every rank into `out`.
-  // `counts`: elements. After Wait, work on `out` comes after the exchange.
-  Wait exchange(const at::Tensor& out, const at::Tensor& in, std::vector<int64_t> out_counts,
-                std::vector<int64_t> in_counts);
+  // Starts to send part r of `in`, of `size` equal parts, to rank r, and to receive one part from
+  // every rank into `out` [size, …]. After Wait, work on `out` comes after the exchange.
+  Wait exchange(const at::Tensor& out, const at::Tensor& in);
   // Sends a contiguous tensor to one rank, which receives it into one of the same size. Two ranks
   // exchange their tensors in the order of these calls. After Wait, its memory can be used again.
   Wait send(const at::Tensor& tensor, int64_t rank);
   void receive(at::Tensor tensor, int64_t rank);
   at::Tensor gather(const at::Tensor& part);  // [size, …]: `part` of every rank, in their order
-  void all_gather(at::Tensor rows);           // the same in place: row r is the part of rank r
+  // Starts the same in place: row r of the contiguous `rows` is the part of rank r.
+  Wait all_gather(const at::Tensor& rows);
   // Elements that all ranks but one give as zero: the result does not depend on the order.
   void add_disjoint(at::Tensor values);
   // The text of every rank, in their order. For short texts: they go through the store.

@@ -2,6 +2,8 @@
 
 #include <torch/torch.h>
 
+#include <map>
+
 namespace assay::train {
 namespace {
 
@@ -41,10 +43,35 @@ StepGradient::StepGradient(nn::LanguageModel& model, const data::Sampler& sample
     : model_(model), sampler_(sampler), c_(config), device_(device), ranks_(ranks) {
   const int64_t slices = c_.gradient_slices * c_.context_slices;
   if (!ranks && slices == 1) return;
-  // Layers that are computed again, or whose sequences are cut, have backward passes of their own
-  const bool overlap = !c_.recompute_activations && c_.context_slices == 1;
-  sum_.emplace(model.parameters(), slices, ranks, overlap);
-  if (ranks) neighbours_.emplace(*ranks, device);
+  // Layers whose sequences are cut have several backward passes of their own
+  sum_.emplace(model.parameters(), slices, ranks, /*overlap=*/c_.context_slices == 1);
+  if (!ranks) return;
+  neighbours_.emplace(*ranks, device);
+  wait_before_layers();
+}
+
+void StepGradient::wait_before_layers() {
+  std::map<const void*, size_t> buckets;  // of the parameters
+  const std::vector<at::Tensor> parameters = model_.parameters();
+  for (size_t i = 0; i < parameters.size(); ++i)
+    buckets[parameters[i].unsafeGetTensorImpl()] = sum_->pieces().parts[i].front().bucket;
+  const auto first = [&](const std::vector<at::Tensor>& some) {
+    size_t bucket = sum_->pieces().buckets.size();
+    for (const at::Tensor& parameter : some)
+      bucket = std::min(bucket, buckets.at(parameter.unsafeGetTensorImpl()));
+    return bucket;
+  };
+  // The first bucket of what is read first, of each layer, and of what follows them
+  std::vector<at::Tensor> start = model_.parameters(/*recurse=*/false);
+  if (model_.embedding_norm)
+    for (const at::Tensor& parameter : model_.embedding_norm->parameters())
+      start.push_back(parameter);
+  std::vector<size_t> needed = {first(start)};
+  for (const auto& layer : model_.layers) needed.push_back(first(layer->parameters()));
+  needed.push_back(0);
+  model_.before = [this, needed](int64_t layer) {
+    sum_->wait_for_parameters(needed[size_t(layer + 1)]);
+  };
 }
 
 StepGradient::Step StepGradient::compute(int64_t step, bool stop, bool save) {
@@ -96,6 +123,7 @@ std::vector<at::Tensor> StepGradient::cut_sequences(const at::Tensor& tokens,
       tokens.narrow(1, context.begin * time, here * time + 1).split(c_.micro_batch_size);
   const double divisor = double(c_.gradient_slices * context.count) * double(micro_batches.size());
   SliceGradients gradients(model_.parameters(), here);
+  wait_for_parameters();
   std::vector<at::Tensor> losses;
   for (const at::Tensor& micro_batch : micro_batches) {
     const auto added =

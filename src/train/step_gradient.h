@@ -23,6 +23,8 @@ class StepGradient {
   // `ranks`: null when this process computes all of it; open otherwise. All must outlive this.
   StepGradient(nn::LanguageModel& model, const data::Sampler& sampler, const TrainConfig& config,
                c10::Device device, Ranks* ranks);
+  ~StepGradient() { model_.before = nullptr; }
+  StepGradient(const StepGradient&) = delete;
 
   // The object that sums the gradients of slices; null: one process, one slice.
   GradientSum* sum() { return sum_ ? &*sum_ : nullptr; }
@@ -37,11 +39,16 @@ class StepGradient {
   // Leaves the gradients of the parameters that this process updates. `stop`, `save`: what this
   // rank was asked for.
   Step compute(int64_t step, bool stop, bool save);
+  // Before parameters are read other than by a forward pass: other ranks may still be sending them.
+  void wait_for_parameters() {
+    if (ranks_) sum_->wait_for_parameters();
+  }
   // Leaves the gradients for the first `time` tokens of the first `sequences` sequences of the
   // step, in this process. Returns the mean losses.
   at::Tensor compute_part(int64_t step, int64_t sequences, int64_t time);
 
  private:
+  void wait_before_layers();
   std::vector<at::Tensor> compute_slices(int64_t step);
   // Forward and backward of a part of the batch. `last`: no slice of this rank follows.
   at::Tensor whole_sequences(const at::Tensor& tokens, bool last);

@@ -95,6 +95,7 @@ class Run {
 
   // On rank 0. The other ranks wait for it in the next exchange.
   void evaluate() {
+    gradient->wait_for_parameters();
     if (writes()) metrics->write(evaluation->evaluate(state));
     state.evaluation_loss = 0;
     state.evaluation_steps = 0;
@@ -102,6 +103,7 @@ class Run {
 
   void save() {
     if (metrics) metrics->sync();
+    gradient->wait_for_parameters();
     save_checkpoint(folder, *model, *optimizer, state, ranks);
     if (writes()) prune_checkpoints(folder, c.keep_steps);
   }

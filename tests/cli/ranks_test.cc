@@ -172,6 +172,14 @@ TEST_F(RanksOfOneModel, RanksThatShareBatchAndSequencesGiveTheBytesOfOneProcess)
   }
 }
 
+TEST_F(RanksOfOneModel, RanksThatComputeLayersAgainGiveTheBytesOfOneProcess) {
+  const std::string again = kSlices + "--set train.recompute_activations=true ";
+  ASSERT_EQ(run(folder_.path(), train("alone", again)).exit_code, 0);
+  const Outcome outcome = run(folder_.path(), train("ranks2", again + "--ranks 2"));
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.error;
+  expect_same("ranks2", "alone");
+}
+
 TEST_F(RanksOfOneModel, ThreeRanksGiveTheBytesOfSixAndOneSlow) {
   const std::string six = kSettings + "--set train.batch_size=6 --set train.gradient_slices=6 ";
   ASSERT_EQ(run(folder_.path(), train("alone", six)).exit_code, 0);

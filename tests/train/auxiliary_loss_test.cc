@@ -79,7 +79,8 @@ TEST_F(AuxiliaryLossInTraining, RanksGiveTheBitsOfOneProcess) {
   const data::TokenStore store(folder / "store");
   const RunConfig c = config("gradient_slices = 2\ncontext_slices = 2\n");
   const data::Sampler sampler(store, {.sequence_length = c.train.sequence_length});
-  const auto compute = [&](Ranks* ranks, std::vector<at::Tensor>& gradients) {
+  // `gradients`: flat. Each rank fills the parts that it owns.
+  const auto compute = [&](Ranks* ranks, const std::vector<at::Tensor>& gradients) {
     nn::LanguageModel model(c.model);
     model.initialise(1);
     model.to(at::kDouble);
@@ -87,15 +88,26 @@ TEST_F(AuxiliaryLossInTraining, RanksGiveTheBitsOfOneProcess) {
     StepGradient gradient(model, sampler, c.train, at::kCPU, ranks);
     const at::Tensor losses = gradient.compute(0, false, false).losses;
     const auto parameters = model.parameters();
-    for (size_t i = 0; i < parameters.size(); ++i)
-      if (gradient.sum()->owns(i)) gradients.at(i) = parameters[i].grad().clone();
+    const GradientSum& sum = *gradient.sum();
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      if (!ranks) gradients[i].copy_(parameters[i].grad().view(-1));
+      for (const Part& part : sum.pieces().parts[i])
+        if (ranks && sum.owns(part))
+          gradients[i].narrow(0, part.begin, part.size).copy_(sum.gradient(part));
+    }
     return losses;
   };
-  std::vector<at::Tensor> expected(nn::LanguageModel(c.model).parameters().size());
+  const auto unknown = [&] {
+    std::vector<at::Tensor> gradients;
+    for (const at::Tensor& parameter : nn::LanguageModel(c.model).parameters())
+      gradients.push_back(at::full({parameter.numel()}, NAN, at::kDouble));
+    return gradients;
+  };
+  const std::vector<at::Tensor> expected = unknown();
   const at::Tensor losses = compute(nullptr, expected);
   ASSERT_EQ(losses.numel(), 2);
   for (const int64_t number : {2, 4}) {
-    std::vector<at::Tensor> found(expected.size());
+    const std::vector<at::Tensor> found = unknown();
     nn::RankThreads(number).run([&](Ranks& ranks) {
       const at::Tensor own = compute(&ranks, found);
       EXPECT_TRUE(at::equal(own, losses)) << "rank " << ranks.rank() << " of " << number;

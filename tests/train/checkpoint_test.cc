@@ -36,9 +36,9 @@ struct TrainedRank {
       : model(nn::random_model(kModel)),
         sum(model->parameters(), 4, ranks, /*overlap=*/false),
         optimizer(*model, TrainConfig{}, &sum) {
-    for (auto& [name, moment] : optimizer.moments())
-      if (!moment.is_meta())
-        moment.copy_(at::randn(moment.sizes(), nn::generator(name), moment.options()));
+    optimizer.write_moments([](const std::string& name, const at::Tensor& moment) {
+      moment.copy_(at::randn(moment.sizes(), nn::generator(name), moment.options()));
+    });
   }
   std::shared_ptr<nn::LanguageModel> model;
   GradientSum sum;
@@ -88,7 +88,7 @@ TEST_F(CheckpointsOfRanks, HaveTheBytesOfOneProcess) {
   }
 }
 
-TEST_F(CheckpointsOfRanks, RanksThatDoNotSeeTheFolderSendTheirTensors) {
+TEST_F(CheckpointsOfRanks, RankZeroWritesForRanksThatDoNotSeeTheFolder) {
   for (const int64_t size : {2, 4}) {
     SCOPED_TRACE(fmt::format("{} ranks", size));
     const run::Folder run{folder / fmt::format("ranks{}", size)};
@@ -97,6 +97,20 @@ TEST_F(CheckpointsOfRanks, RanksThatDoNotSeeTheFolderSendTheirTensors) {
     expect_same(run);
     EXPECT_FALSE(fs::exists(odd.path));
   }
+}
+
+TEST_F(CheckpointsOfRanks, AnotherNumberOfRanksReadsThem) {
+  const run::Folder run{folder / "ranks4"};
+  save_with_ranks(4, run, run);
+  const run::Folder again{folder / "ranks2"};
+  nn::RankThreads(2).run([&](Ranks& ranks) {
+    TrainedRank trained(&ranks);
+    const auto clear = [](const std::string&, const at::Tensor& moment) { moment.zero_(); };
+    trained.optimizer.write_moments(clear);
+    load_checkpoint(run.checkpoint(7), *trained.model, trained.optimizer);
+    save_checkpoint(again, *trained.model, trained.optimizer, {.step = 7}, &ranks);
+  });
+  expect_same(again);
 }
 
 // Rank 0 alone decides: the others need not see the checkpoint.

@@ -104,13 +104,15 @@ TEST(AdamW, AGradientThatIsNotFiniteChangesNothing) {
     set_gradients(*model, 0);
     optimizer.step(0.1, 0);
     std::vector<at::Tensor> before;
-    for (const auto& [name, moment] : optimizer.moments()) before.push_back(moment.clone());
+    optimizer.read_moments(
+        [&](const std::string&, const at::Tensor& moment) { before.push_back(moment.clone()); });
     for (const auto& parameter : model->parameters()) before.push_back(parameter.detach().clone());
     set_gradients(*model, 1);
     model->parameters()[3].mutable_grad().flatten()[1] = poison;
     EXPECT_FALSE(std::isfinite(optimizer.step(0.1, 1).item<double>()));
     std::vector<at::Tensor> after;
-    for (const auto& [name, moment] : optimizer.moments()) after.push_back(moment);
+    optimizer.read_moments(
+        [&](const std::string&, const at::Tensor& moment) { after.push_back(moment); });
     for (const auto& parameter : model->parameters()) after.push_back(parameter.detach());
     for (size_t i = 0; i < after.size(); ++i)
       EXPECT_TRUE(at::equal(before[i], after[i])) << "tensor " << i << ", poison " << poison;

@@ -163,23 +163,90 @@ TEST(GradientSum, SlicesThatComeOneByOneGiveTheTree) {
   }
 }
 
-// Each rank changes the parameters that it owns; the shapes need padding.
-TEST(GradientSum, OwnersSendTheirParametersToAllRanks) {
-  nn::RankThreads(3).run([](Ranks& ranks) {
+std::vector<at::Tensor> parameters_of_odd_sizes() {
+  std::vector<at::Tensor> parameters;
+  for (const int64_t size : {1, 7, 64, 65, 130, 1000})
+    parameters.push_back(at::full({size, 2}, double(size)).requires_grad_());
+  return parameters;
+}
+
+TEST(Pieces, PartsAreAlignedAndCoverEveryParameterOnce) {
+  const std::vector<at::Tensor> parameters = parameters_of_odd_sizes();
+  for (const int64_t count : {1, 2, 6}) {
+    const Pieces pieces(parameters, count);
+    EXPECT_EQ(pieces.buckets.size() > 1, count > 1);
+    bool divided = false;
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      int64_t end = 0;
+      for (const Part& part : pieces.parts[i]) {
+        const int64_t length = pieces.buckets[part.bucket].size / count;
+        EXPECT_EQ(part.begin, end);
+        EXPECT_EQ(part.begin % 64, 0);
+        EXPECT_EQ(part.place % 64, 0);
+        EXPECT_EQ(part.place / length, part.piece);
+        EXPECT_EQ((part.place + part.size - 1) / length, part.piece);
+        end += part.size;
+      }
+      EXPECT_EQ(end, parameters[i].numel());
+      divided = divided || pieces.parts[i].size() > 1;
+    }
+    EXPECT_EQ(divided, count > 1);
+  }
+}
+
+// The gradient of the largest parameter is sent without a copy.
+TEST(GradientSum, OwnersHaveTheSumsOfTheirParts) {
+  constexpr int64_t kSlices = 4;
+  const std::vector<std::vector<int64_t>> shapes = {{7, 3}, {2048, 2048}, {100}};
+  const auto leaf = [&](int64_t slice, size_t i) {
+    return at::randn(shapes[i], nn::generator(fmt::format("slice {} {}", slice, i)));
+  };
+  nn::RankThreads(2).run([&](Ranks& ranks) {
     std::vector<at::Tensor> parameters;
-    for (const int64_t size : {1, 7, 64, 65, 130, 1000})
-      parameters.push_back(at::full({size, 2}, double(size)).requires_grad_());
-    GradientSum sum(parameters, 3, &ranks, false);
+    for (const auto& shape : shapes) parameters.push_back(at::zeros(shape).requires_grad_());
+    GradientSum sum(parameters, kSlices, &ranks, false);
+    for (int64_t slice = sum.begin(); slice < sum.end(); ++slice) {
+      if (slice + 1 == sum.end()) sum.start_last();
+      for (size_t i = 0; i < shapes.size(); ++i) parameters[i].mutable_grad() = leaf(slice, i);
+      if (slice + 1 < sum.end()) sum.keep();
+    }
+    sum.finish();
+    for (size_t i = 0; i < shapes.size(); ++i) {
+      std::vector<at::Tensor> leaves;
+      for (int64_t slice = 0; slice < kSlices; ++slice) leaves.push_back(leaf(slice, i));
+      const at::Tensor expected = tree_sum(leaves).view(-1);
+      for (const Part& part : sum.pieces().parts[i])
+        if (sum.owns(part)) {
+          EXPECT_TRUE(at::equal(sum.gradient(part), expected.narrow(0, part.begin, part.size)))
+              << "parameter " << i << ", piece " << part.piece;
+        }
+    }
+  });
+}
+
+// Each rank changes the parts that it owns; the shapes need padding.
+TEST(GradientSum, OwnersSendTheirPartsToAllRanks) {
+  nn::RankThreads(3).run([](Ranks& ranks) {
+    const std::vector<at::Tensor> parameters = parameters_of_odd_sizes();
+    GradientSum sum(parameters, 6, &ranks, false);
     const at::NoGradGuard no_grad;
-    for (size_t i = 0; i < parameters.size(); ++i) {
-      EXPECT_TRUE((parameters[i] == double(parameters[i].size(0))).all().item<bool>());
-      if (sum.owns(i)) parameters[i].mul_(-1).sub_(double(sum.owner(i)));
-    }
-    sum.share_parameters();
-    for (size_t i = 0; i < parameters.size(); ++i) {
-      const double expected = -double(parameters[i].size(0)) - double(sum.owner(i));
-      EXPECT_TRUE((parameters[i] == expected).all().item<bool>()) << "parameter " << i;
-    }
+    const auto expect_values = [&](double factor, double per_piece) {
+      for (size_t i = 0; i < parameters.size(); ++i)
+        for (const Part& part : sum.pieces().parts[i]) {
+          const double expected =
+              factor * double(parameters[i].size(0)) + per_piece * double(part.piece);
+          const at::Tensor values = parameters[i].view(-1).narrow(0, part.begin, part.size);
+          EXPECT_TRUE((values == expected).all().item<bool>()) << "parameter " << i;
+        }
+    };
+    expect_values(1, 0);
+    for (size_t i = 0; i < parameters.size(); ++i)
+      for (const Part& part : sum.pieces().parts[i])
+        if (sum.owns(part))
+          parameters[i].view(-1).narrow(0, part.begin, part.size).mul_(-1).add_(double(part.piece));
+    for (size_t bucket = sum.pieces().buckets.size(); bucket-- > 0;) sum.share(bucket);
+    sum.wait_for_parameters();
+    expect_values(-1, 1);
   });
 }
 
