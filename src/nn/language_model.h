@@ -152,8 +152,8 @@ struct LanguageModel : Module {
   // Called after the embedding (−1) and each layer with its output, for finding where values first
   // leave the finite.
   std::function<void(int64_t layer, const at::Tensor& output)> watch;
-  // Called by residual() before the embedding (−1), each layer, and what follows the last one read
-  // their parameters, which other processes may still be sending.
+  // Called by residual() before it reads the parameters of the embedding (−1), of each layer, and
+  // of what follows the last layer (the number of layers).
   std::function<void(int64_t layer)> before;
 
   // [V, d_model]; [max_positions, d_model]

@@ -32,7 +32,7 @@ class AdamW {
   using MomentFunction = std::function<void(const std::string& name, const at::Tensor& moment)>;
   // Each moment, whole, once, in an order of its own. All ranks call it.
   void read_moments(const MomentFunction& read) const;
-  // The same for moments that `write` fills. Each process keeps its parts.
+  // Each moment likewise, to be filled by `write`. Each process keeps its parts.
   void write_moments(const MomentFunction& write);
 
  private:

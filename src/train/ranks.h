@@ -73,7 +73,7 @@ class Ranks {
   Wait send(const at::Tensor& tensor, int64_t rank);
   void receive(at::Tensor tensor, int64_t rank);
   at::Tensor gather(const at::Tensor& part);  // [size, …]: `part` of every rank, in their order
-  // Starts the same in place: row r of the contiguous `rows` is the part of rank r.
+  // Starts to gather in place: row r of the contiguous `rows` is the part of rank r.
   Wait all_gather(const at::Tensor& rows);
   // Elements that all ranks but one give as zero: the result does not depend on the order.
   void add_disjoint(at::Tensor values);
