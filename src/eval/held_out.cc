@@ -2,6 +2,7 @@
 
 #include <torch/torch.h>
 
+#include <bit>
 #include <numeric>
 #include <unordered_set>
 
@@ -131,8 +132,9 @@ SetLosses HeldOut::run(nn::LanguageModel& model, const Set& set) const {
                 .bounded_nll = std::vector<double>(documents)};
   for (size_t first = 0; first < set.rows.size();) {
     const int64_t length = set.rows[first].length;
-    const size_t count =
-        std::min(set.rows.size() - first, size_t(std::max<int64_t>(1, tokens_at_once_ / length)));
+    // A power of two, because modules of Triton or torch.compile are compiled for each batch size
+    const size_t count = std::bit_floor(
+        std::min(set.rows.size() - first, size_t(std::max<int64_t>(1, tokens_at_once_ / length))));
     at::Tensor batch = at::zeros({int64_t(count), length + 1}, at::kLong);
     // Shorter rows end in id 0; what a causal model says there is not read
     for (size_t r = 0; r < count; ++r)
