@@ -276,7 +276,7 @@ const bool data_parsers =
 
 std::vector<std::string> plan_seeds() {
   std::vector<std::string> seeds;
-  for (const char* name : {"demo", "rwkv7_block"})
+  for (const char* name : {"demo", "recurrent"})
     seeds.push_back(read_file(fs::path(ASSAY_SOURCE_DIR) / "plans" / fmt::format("{}.toml", name)));
   return seeds;
 }

@@ -423,6 +423,10 @@ class Study:
                 continue
             if differ(group.epochs, rung.epochs):
                 return None
+            # No line of the reference reaches farther than its ladder is wide.
+            width = self.high - self.low
+            if not self.low - width <= group.held_out.mean() <= self.high + width:
+                return None
             mature = [self.falls[s] <= MATURITY_FALL for s in range(self.rungs - 1)]
             recalls = [self.lead[s + 1] >= RECALL_LEAD for s in range(self.rungs - 1)]
             used = [
