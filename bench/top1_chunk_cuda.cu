@@ -32,13 +32,11 @@ View unit(Buffers& buffers, int64_t B, int64_t T, int64_t H, int64_t D) {
 }
 
 const char* name_of(Selection selection) {
-  return selection == Selection::exact    ? "exact"
-         : selection == Selection::approx ? "approx"
-                                          : "shortlist";
+  return selection == Selection::exact ? "exact" : "approx";
 }
 
 void attention(const Machine& machine, Selection selection, int64_t B, int64_t T, int64_t H,
-               int64_t D, int64_t C, int64_t shortlist = 16, int64_t rank = 7) {
+               int64_t D, int64_t C) {
   Buffers buffers;
   Top1ChunkForward p{.dtype = DType::bf16,
                      .batch = B,
@@ -50,7 +48,6 @@ void attention(const Machine& machine, Selection selection, int64_t B, int64_t T
                      .top_k = 1,
                      .scale = 10,
                      .selection = selection};
-  if (selection == Selection::shortlist) p.shortlist = shortlist, p.rank = rank;
   p.q = unit(buffers, B, T, H, D), p.k = unit(buffers, B, T, H, D),
   p.v = buffers.sequence(B, T, H * D);
   p.out = buffers.sequence(B, T, H * D), p.logsumexp = buffers.raw(B * H * T * 4);
@@ -60,19 +57,16 @@ void attention(const Machine& machine, Selection selection, int64_t B, int64_t T
   q.dv = buffers.sequence(B, T, H * D);
   void* forward = buffers.raw(cuda::workspace_bytes(p));
   void* backward = buffers.raw(cuda::workspace_bytes(q));
-  std::printf("top1_chunk %s bf16, B %ld, T %ld, H %ld, D %ld, C %ld", name_of(selection), long(B),
-              long(T), long(H), long(D), long(C));
-  if (p.shortlist) std::printf(", shortlist %ld, rank %ld", long(shortlist), long(rank));
-  std::printf(": workspace %.0f + %.0f MB\n", cuda::workspace_bytes(p) * 1e-6,
-              cuda::workspace_bytes(q) * 1e-6);
+  std::printf("top1_chunk %s bf16, B %ld, T %ld, H %ld, D %ld, C %ld: workspace %.0f + %.0f MB\n",
+              name_of(selection), long(B), long(T), long(H), long(D), long(C),
+              cuda::workspace_bytes(p) * 1e-6, cuda::workspace_bytes(q) * 1e-6);
   const double numbers = double(B) * T * H * D;
   const double read = 1.5 * B * T * H * C;
   const double pairs = 0.5 * B * H * T * (T / C - 1);  // pairs of a query and a candidate
-  const double scored =
-      selection == Selection::exact ? pairs * C : double(B) * H * T * p.shortlist * C;
-  const double scores = scored + (selection == Selection::exact ? 0 : pairs * (1 + p.rank));
+  const bool exact = selection == Selection::exact;
+  const double scores = exact ? pairs * C : pairs;
   const double forward_floor =
-      machine.floor_ms(8 * numbers, (4 * read + 2 * scores) * D, read + scored);
+      machine.floor_ms(8 * numbers, (4 * read + 2 * scores) * D, exact ? read + scores : read);
   const double backward_floor = machine.floor_ms(16 * numbers, 10 * read * D, read);
   const double forward_ms = median_ms([&] { cuda::top1_chunk(p, forward, nullptr); });
   p.forced = true;
@@ -90,7 +84,7 @@ void attention(const Machine& machine, Selection selection, int64_t B, int64_t T
 
 // The rounding error of each chunk's mean and the rounded mean: rows 0 and 1 of its summary. There
 // is one block per chunk.
-__global__ void mean_parts(View k, View summaries, int chunk, int heads, int width, int rank) {
+__global__ void mean_parts(View k, View summaries, int chunk, int heads, int width) {
   const int chunks = int(summaries.batch_stride / summaries.time_stride);
   const int b = blockIdx.x / chunks;
   const int c = blockIdx.x % chunks;
@@ -101,7 +95,7 @@ __global__ void mean_parts(View k, View summaries, int chunk, int heads, int wid
     for (int j = 0; j < chunk; ++j)
       mean += cuda::to_compute(from[j * k.time_stride]) / float(chunk);
     bf16* to = static_cast<bf16*>(summaries.data) + b * summaries.batch_stride +
-               c * summaries.time_stride + i / width * (2 + rank) * width + i % width;
+               c * summaries.time_stride + i / width * 2 * width + i % width;
     const bf16 high = __float2bfloat16(mean);
     to[0] = __float2bfloat16(mean - cuda::to_compute(high)), to[width] = high;
   }
@@ -125,20 +119,16 @@ void step(const Machine& machine, Selection selection, int64_t B, int64_t T, int
          .scale = 10,
          .selection = selection,
          .past = T - 1};
-    if (selection == Selection::shortlist) p.shortlist = 16, p.rank = 7;
     p.q = unit(buffers, B, 1, H, D), p.k = unit(buffers, B, T, H, D),
     p.v = buffers.sequence(B, T, H * D);
-    const int64_t row = H * (2 + p.rank) * D;
+    const int64_t row = H * 2 * D;
     p.summaries = {buffers.random<bf16>(B * (T / C) * row, -0.1f, 0.1f), T / C * row, row};
-    mean_parts<<<unsigned(B * (T / C)), 256>>>(p.k, p.summaries, int(C), int(H), int(D),
-                                               int(p.rank));
+    mean_parts<<<unsigned(B * (T / C)), 256>>>(p.k, p.summaries, int(C), int(H), int(D));
     p.out = buffers.sequence(B, 1, H * D), p.logsumexp = buffers.raw(B * H * 4);
     p.selected = static_cast<int64_t*>(buffers.raw(B * H * 8));
   }
-  const Top1ChunkForward& p = layers[0];
   const double keys = double((T - 1) % C + 1 + C);
-  const double summaries = double(T / C) * (1 + p.rank) * 2;
-  const double chosen = selection == Selection::exact ? T * 2.0 : summaries + p.shortlist * C * 2.0;
+  const double chosen = 2.0 * double(selection == Selection::exact ? T : T / C);
   int turn = 0;
   const double ms = median_ms([&] { cuda::top1_chunk_step(layers[turn++ % 2], nullptr); });
   must(cudaDeviceSynchronize());
@@ -149,7 +139,7 @@ void step(const Machine& machine, Selection selection, int64_t B, int64_t T, int
 
 }  // namespace
 
-// Arguments: [approx|exact|shortlist|short|step …]; all by default.
+// Arguments: [approx|exact|short|step …]; all by default.
 int main(int argc, char** argv) {
   const Machine machine;
   auto wanted = [&](const char* name) {
@@ -158,12 +148,8 @@ int main(int argc, char** argv) {
   };
   if (wanted("approx")) attention(machine, Selection::approx, 1, 102400, 12, 64, 128);
   if (wanted("exact")) attention(machine, Selection::exact, 1, 102400, 12, 64, 128);
-  if (wanted("shortlist")) {
-    for (const auto& [shortlist, rank] : {std::pair{16, 7}, {16, 3}, {8, 7}, {4, 3}})
-      attention(machine, Selection::shortlist, 1, 102400, 12, 64, 128, shortlist, rank);
-  }
   if (wanted("step"))
-    for (const Selection selection : {Selection::approx, Selection::shortlist, Selection::exact}) {
+    for (const Selection selection : {Selection::approx, Selection::exact}) {
       step(machine, selection, 64, 50000, 12, 64, 128);
       step(machine, selection, 1, 50000, 12, 64, 128);
     }

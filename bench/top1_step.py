@@ -16,7 +16,7 @@ import time
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-HEADS, HEAD_DIM, CHUNK, SCALE, SHORTLIST, RANK, LAYERS = 12, 64, 128, 8.0, 16, 7, 2
+HEADS, HEAD_DIM, CHUNK, SCALE, LAYERS = 12, 64, 128, 8.0, 2
 
 
 def layer(args, dtype):
@@ -28,19 +28,13 @@ def layer(args, dtype):
         torch.randn(shape, device=args.device, dtype=dtype),
     )
     k.div_(k.norm(dim=-1, keepdim=True))
-    # A sequence of the batch at a time: the axes are computed in fp32, many numbers a key.
-    summaries = {
-        rank: torch.cat([torch.ops.assay.chunk_summaries(row, CHUNK, rank) for row in k.split(1)])
-        for rank in (0, RANK)
-    }
+    # A sequence of the batch at a time: the means are computed in fp32.
+    summaries = torch.cat([torch.ops.assay.chunk_summaries(row, CHUNK) for row in k.split(1)])
     return q, k, v, summaries
 
 
 def top1(selection):
-    rank = RANK if selection == "shortlist" else 0
-
     def call(q, k, v, summaries):
-        kept = None if selection == "exact" else summaries[rank]
         return torch.ops.assay.top1_chunk(
             q,
             k,
@@ -48,9 +42,7 @@ def top1(selection):
             chunk_size=CHUNK,
             scale=SCALE,
             selection=selection,
-            shortlist=SHORTLIST,
-            rank=RANK,
-            summaries=kept,
+            summaries=None if selection == "exact" else summaries,
         )[0]
 
     return call
@@ -108,7 +100,7 @@ def main():
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
     cuda = args.device.startswith("cuda")
-    calls = {name: top1(name) for name in ("approx", "shortlist", "exact")}
+    calls = {name: top1(name) for name in ("approx", "exact")}
     calls |= (
         {"cuDNN": full(SDPBackend.CUDNN_ATTENTION), "Flash-2": full(SDPBackend.FLASH_ATTENTION)}
         if cuda

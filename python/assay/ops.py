@@ -56,18 +56,15 @@ def top1_chunk(
     selection="exact",
     top_k=1,
     selected=None,
-    shortlist=16,
-    rank=7,
     summaries=None,
 ):
     """One softmax over the own chunk and the `top_k` earlier chunks with the largest scores.
 
-        exact      score of chunk c: log sum over j in c of exp(scale q_t.k_j)
-        approx     q_t . mean over j in c of k_j
-        shortlist  exact, of the `shortlist` chunks that `chunk_summaries` of this rank propose
+        exact   score of chunk c: log sum over j in c of exp(scale q_t.k_j)
+        approx  q_t . mean over j in c of k_j
 
     q [B, T, H, D]; k, v [B, S, Hk, D], S >= T; selected [B, H, T, top_k] int64 forces the choice
-    (-1: none); summaries: chunk_summaries(k, chunk_size, rank), by a caller who keeps them.
+    (-1: none); summaries: chunk_summaries(k, chunk_size), by a caller who keeps them.
     Returns out [B, T, H, D], logsumexp [B, H, T] and selected [B, H, T, top_k]. Only out has a
     gradient.
     """
@@ -80,19 +77,17 @@ def top1_chunk(
         selection=selection,
         top_k=top_k,
         selected=selected,
-        shortlist=shortlist,
-        rank=rank,
         summaries=summaries,
     )
 
 
-def chunk_summaries(k, chunk_size, rank=0):
-    """The mean and `rank` axes of the covariance of the keys of each full chunk. No gradient.
+def chunk_summaries(k, chunk_size):
+    """The mean of the keys of each full chunk. No gradient.
 
-    k [B, S, Hk, D]. Returns [B, S // chunk_size, Hk, 1 + rank, D]; of bfloat16 keys, in bfloat16,
-    [.., 2 + rank, D], where the sum of the first two rows is the mean.
+    k [B, S, Hk, D]. Returns [B, S // chunk_size, Hk, 1, D]; of bfloat16 keys, in bfloat16,
+    [.., 2, D], where the sum of the two rows is the mean.
     """
-    return _ops.chunk_summaries(k, chunk_size, rank)
+    return _ops.chunk_summaries(k, chunk_size)
 
 
 def selective_scan(

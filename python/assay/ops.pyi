@@ -21,12 +21,11 @@ def causal_conv1d(
 def chunk_summaries(
     k: Tensor,
     chunk_size: int,
-    rank: int = 0,
 ) -> Tensor:
-    """The mean and `rank` axes of the covariance of the keys of each full chunk. No gradient.
+    """The mean of the keys of each full chunk. No gradient.
 
-    k [B, S, Hk, D]. Returns [B, S // chunk_size, Hk, 1 + rank, D]; of bfloat16 keys, in bfloat16,
-    [.., 2 + rank, D], where the sum of the first two rows is the mean.
+    k [B, S, Hk, D]. Returns [B, S // chunk_size, Hk, 1, D]; of bfloat16 keys, in bfloat16,
+    [.., 2, D], where the sum of the two rows is the mean.
     """
     ...
 
@@ -258,18 +257,15 @@ def top1_chunk(
     selection: str = 'exact',
     top_k: int = 1,
     selected: Tensor | None = None,
-    shortlist: int = 16,
-    rank: int = 7,
     summaries: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One softmax over the own chunk and the `top_k` earlier chunks with the largest scores.
 
-        exact      score of chunk c: log sum over j in c of exp(scale q_t.k_j)
-        approx     q_t . mean over j in c of k_j
-        shortlist  exact, of the `shortlist` chunks that `chunk_summaries` of this rank propose
+        exact   score of chunk c: log sum over j in c of exp(scale q_t.k_j)
+        approx  q_t . mean over j in c of k_j
 
     q [B, T, H, D]; k, v [B, S, Hk, D], S >= T; selected [B, H, T, top_k] int64 forces the choice
-    (-1: none); summaries: chunk_summaries(k, chunk_size, rank), by a caller who keeps them.
+    (-1: none); summaries: chunk_summaries(k, chunk_size), by a caller who keeps them.
     Returns out [B, T, H, D], logsumexp [B, H, T] and selected [B, H, T, top_k]. Only out has a
     gradient.
     """

@@ -44,7 +44,6 @@ std::vector<Form> forms(const AttentionBench& o, bool cuda) {
   std::vector<Form> out = {{"full", window(-1)},
                            {"window", window(o.window)},
                            {"top1_chunk approx", top1("approx")},
-                           {"top1_chunk shortlist", top1("shortlist")},
                            {"top1_chunk exact", top1("exact")},
                            {"top1_element", [=](auto& q, auto& k, auto& v) {
                               return std::get<0>(ops::top1_element(q, k, v, scale));

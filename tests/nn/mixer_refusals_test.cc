@@ -36,8 +36,6 @@ const Wrong kWrong[] = {
     {"top1_chunk", "chunk_size = 0", "chunk_size = 0"},
     {"top1_chunk", "top_k = 0", "top_k = 0"},
     {"top1_chunk", "selection = \"aprox\"", "selection = 'aprox'"},
-    {"top1_chunk", "selection = \"shortlist\"\nshortlist = 1\ntop_k = 2", "shortlist = 1"},
-    {"top1_chunk", "selection = \"shortlist\"\nrank = -1", "rank = -1"},
     {"nsa", "num_kv_heads = 3", "num_kv_heads = 3"},
     {"nsa", "head_dim = 7", "head_dim = 7"},
     {"nsa", "compress_stride = 12", "compress_stride = 12"},

@@ -29,7 +29,7 @@ std::vector<at::Tensor> results(const Qkv& a) {
       std::get<0>(linear_attention(a.q, a.k, a.v, 0.1)),
       std::get<0>(
           selective_scan(x, x, rates, few.unsqueeze(2), few.unsqueeze(2), {}, {}, {}, true, {})),
-      std::get<0>(top1_chunk(a.q, a.k, a.v, 64, 8, "shortlist")),
+      std::get<0>(top1_chunk(a.q, a.k, a.v, 64, 8)),
       std::get<0>(top1_element(a.q, a.k, a.v, 8))};
   for (size_t i = 0, count = out.size(); i < count; ++i)
     out.push_back(torch::autograd::grad({out[i]}, {a.q}, {at::ones_like(out[i])}, true)[0]);

@@ -79,10 +79,9 @@ def calls():
         ("window_attention", [*attention(), 7, 0.3], {"sinks": torch.rand(H)}),
         ("top1_element", [*attention(), 0.3], {}),
         ("top1_chunk", [*attention(), 8, 0.3], {}),
-        ("top1_chunk", [*attention(), 8, 0.3], {"selection": "shortlist", "top_k": 2}),
+        ("top1_chunk", [*attention(), 8, 0.3], {"selection": "approx", "top_k": 2}),
         ("top1_chunk", [*attention(), 8, 0.3], {"selected": chosen}),
         ("chunk_summaries", [numbers(B, T, 2, K), 8], {}),
-        ("chunk_summaries", [numbers(B, T, 2, K), 8], {"rank": 3}),
         ("selective_scan", scan, {}),
         (
             "selective_scan",

@@ -27,20 +27,14 @@ struct Case {
   // popular: most queries choose the first chunk
   bool forced = false;
   bool popular = false;
-  // a shortlist of all chunks: the choice is Exact's, but for rounding
-  int64_t shortlist = 0;
-  int64_t rank = 0;
 };
 
 std::ostream& operator<<(std::ostream& out, const Case& c) {
   return out << "B" << c.batch << " T" << c.time << " H" << c.heads << "/" << c.kv_heads << " D"
              << c.head_dim << " C" << c.chunk_size
-             << (c.selection == Selection::exact    ? " exact"
-                 : c.selection == Selection::approx ? " approx"
-                                                    : " shortlist")
-             << " k" << c.top_k << " scale " << c.scale << (c.unit ? " unit" : "")
-             << (c.forced ? " forced" : "") << (c.popular ? " popular" : "") << " margin "
-             << c.margin;
+             << (c.selection == Selection::exact ? " exact" : " approx") << " k" << c.top_k
+             << " scale " << c.scale << (c.unit ? " unit" : "") << (c.forced ? " forced" : "")
+             << (c.popular ? " popular" : "") << " margin " << c.margin;
 }
 
 // Everything in float64; sequences [B, T, heads, D], logsumexp [B, H, T].
@@ -223,9 +217,7 @@ struct Device {
             .v = v.view(),
             .out = out.view(),
             .logsumexp = logsumexp.data(),
-            .selected = static_cast<int64_t*>(selected.data),
-            .shortlist = c.shortlist,
-            .rank = c.rank};
+            .selected = static_cast<int64_t*>(selected.data)};
   }
 };
 
@@ -324,25 +316,10 @@ std::vector<Case> cases() {
   // from 256 chunks on, cheap scores come first
   for (double scale : {-10., 60.}) out.push_back({1, 16500, 1, 1, 64, 64, exact, scale});
   out.push_back({1, 16500, 1, 1, 64, 64, exact, 100, false});  // scores beyond 100
-  const auto listed = [&](Case c, int64_t rank, int64_t size = 32) {
-    c.selection = shortlist, c.shortlist = size, c.rank = rank;
-    out.push_back(c);
-  };
-  for (int64_t time : {1, 64, 65, 129, 700}) listed({1, time, 2, 2, 64, 64}, 7);
-  for (int64_t head_dim : {64, 96, 128})
-    for (int64_t chunk_size : {64, 128, 256})
-      listed({2, 901, 2, 1, head_dim, chunk_size}, chunk_size == 64 ? 3 : 5, 15);
-  for (int64_t chunk_size : {33, 72, 200}) listed({1, 450, 2, 2, 64, chunk_size}, 1);
-  for (int64_t rank : {0, 2}) listed({1, 300, 1, 1, 128, 10}, rank, 30);
-  listed({2, 333, 6, 2, 64, 64, approx, 10, true, 1, 8}, 3, 8);
-  listed({1, 500, 2, 1, 128, 64, approx, 10, true, 3}, 7, 8);
-  listed({1, 700, 2, 2, 64, 64, approx, 100, false}, 7, 12);
-  listed({1, 700, 2, 2, 64, 64, approx, -3, false}, 7, 12);
   for (int64_t chunk_size : {64, 128})
     out.push_back({1, 1501, 2, 2, 96, chunk_size, approx, 10, true, 1, 0, true, true});
   out.push_back({1, 200, 2, 1, 96, 64, approx});
   out.push_back({1, 300, 2, 1, 128, 128, approx});
-  for (int64_t rank : {3, 7}) listed({1, 200, 2, 1, 96, 64}, rank, 8);
   return out;
 }
 INSTANTIATE_TEST_SUITE_P(Shapes, Top1ChunkCuda, testing::ValuesIn(cases()));
@@ -416,18 +393,6 @@ TEST(Top1ChunkCudaShapes, SaysWhatItDoesNotTake) {
   p.heads = p.kv_heads = 7;
   EXPECT_EQ(cuda::why_unsupported(p), nullptr);
   p.batch = 1;
-  p.selection = Selection::shortlist;
-  p.shortlist = 32;
-  p.time = 32 * 64 + 63;  // 32 full chunks
-  EXPECT_EQ(cuda::why_unsupported(p), nullptr);
-  p.time = 33 * 64;
-  EXPECT_STREQ(
-      cuda::why_unsupported(p),
-      "takes a shortlist of 16 at most, or of 32 if there are no more than 32 full chunks");
-  p.shortlist = 16;
-  EXPECT_EQ(cuda::why_unsupported(p), nullptr);
-  p.rank = 8;
-  EXPECT_STREQ(cuda::why_unsupported(p), "takes a rank of 7 at most");
   EXPECT_EQ(cuda::why_no_step(p), nullptr);
   p.past = 49152 * 64;
   EXPECT_STREQ(cuda::why_no_step(p),

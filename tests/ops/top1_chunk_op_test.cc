@@ -16,22 +16,18 @@ struct Options {
   double scale = 8;
   std::string selection = "exact";
   int64_t top_k = 1;
-  // so short that some choices are not Exact's
-  int64_t shortlist = 4;
-  int64_t rank = 3;
 };
-const std::vector<std::string> kSelections = {"exact", "approx", "shortlist"};
+const std::vector<std::string> kSelections = {"exact", "approx"};
 using Result = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 
 Result run(const Qkv& a, const Options& o, const std::optional<at::Tensor>& selected = {},
            const std::optional<at::Tensor>& summaries = {}) {
   return top1_chunk(a.q, a.k, a.v, o.chunk_size, o.scale, o.selection, o.top_k, selected,
-                    o.shortlist, o.rank, summaries);
+                    summaries);
 }
 Result run_reference(const Qkv& a, const Options& o,
                      const std::optional<at::Tensor>& selected = {}) {
-  return top1_chunk_reference(a.q, a.k, a.v, o.chunk_size, o.scale, o.selection, o.top_k, selected,
-                              o.shortlist, o.rank);
+  return top1_chunk_reference(a.q, a.k, a.v, o.chunk_size, o.scale, o.selection, o.top_k, selected);
 }
 
 // Scores of the full chunks by the definition, −∞ where a chunk is no candidate: [B, H,
@@ -78,14 +74,6 @@ void expect_best(const at::Tensor& selected, const at::Tensor& scores, double bo
       << "a chunk chosen twice";
 }
 
-// A shortlist is a choice before the choice: where rounding moves its end, another chunk is chosen.
-void expect_listed(const at::Tensor& selected, const Qkv& exact, const Options& o,
-                   at::ScalarType dtype) {
-  const at::Tensor expected = std::get<2>(run_reference(exact, o));
-  EXPECT_GE((selected == expected).to(at::kDouble).mean().item<double>(),
-            dtype == at::kDouble ? 1 : 0.995);
-}
-
 void expect_equal_to_reference(const Shape& shape, const Options& o, at::ScalarType dtype,
                                double tolerance, at::Device device = at::kCPU) {
   SCOPED_TRACE(testing::Message() << shape << " C " << o.chunk_size << " top_k " << o.top_k << " "
@@ -94,9 +82,7 @@ void expect_equal_to_reference(const Shape& shape, const Options& o, at::ScalarT
   const Qkv a = arguments.as(dtype, device);
   const Qkv exact = arguments.as(at::kDouble);
   const auto [out, logsumexp, selected] = run(a, o);
-  if (o.selection == "shortlist") expect_listed(selected.cpu(), exact, o, dtype);
-  else
-    expect_best(selected.cpu(), chunk_scores(exact, o), rounding_bound(dtype, o, shape.head_dim));
+  expect_best(selected.cpu(), chunk_scores(exact, o), rounding_bound(dtype, o, shape.head_dim));
   EXPECT_EQ(out.scalar_type(), dtype);
   EXPECT_FALSE(logsumexp.requires_grad() || selected.requires_grad());
   const auto [expected, expected_logsumexp, forced] = run_reference(exact, o, selected.cpu());
@@ -139,14 +125,10 @@ TEST(Top1ChunkOp, EqualsItsReference) {
     for (const std::string& selection : kSelections)
       for (const int64_t top_k : {1, 3})
         expect_equal_to_reference(shape, {chunk_size, 8, selection, top_k}, at::kDouble, 1e-12);
-    for (const int64_t top_k : {1, 3})
-      expect_equal_to_reference(shape, {chunk_size, 8, "shortlist", top_k, 5, 3}, at::kDouble,
-                                1e-12);
     // A softmax of two: its gradient cancels below what single precision holds
     if (chunk_size == 1) continue;
     expect_equal_to_reference(shape, {chunk_size, 8, "exact", 3}, at::kFloat, 1e-5);
     expect_equal_to_reference(shape, {chunk_size, 8, "approx", 1}, at::kFloat, 1e-5);
-    expect_equal_to_reference(shape, {chunk_size, 8, "shortlist", 2}, at::kFloat, 1e-5);
   }
   expect_equal_to_reference({.time = 101}, {16, 8, "exact", 2}, at::kBFloat16, 1e-2);
   expect_equal_to_reference({.time = 101}, {16, 8, "approx", 1}, at::kBFloat16, 1e-2);
@@ -299,8 +281,7 @@ void expect_steps_equal_reference(const Shape& shape, const Options& o, at::Scal
   };
   const Qkv a{exact.q.to(device, dtype), cache(exact.k), cache(exact.v)};
   const at::Tensor more = at::cat({exact.k, exact.k.slice(1, 0, o.chunk_size)}, 1).to(dtype);
-  const at::Tensor kept =
-      chunk_summaries(more, o.chunk_size, o.selection == "shortlist" ? o.rank : 0).to(device);
+  const at::Tensor kept = chunk_summaries(more, o.chunk_size).to(device);
   const auto [out, logsumexp, selected] = run(a, o, {}, kept);
   const auto [expected, expected_logsumexp, choice] = run_reference(exact, o);
   EXPECT_EQ(out.scalar_type(), dtype);
@@ -326,9 +307,6 @@ void expect_steps(at::Device device) {
              {std::pair{at::kDouble, 1e-12}, {at::kFloat, 1e-5}, {at::kBFloat16, 1e-2}})
           expect_steps_equal_reference(shape, {chunk_size, 8, selection, top_k}, dtype, tolerance,
                                        device);
-  for (const int64_t top_k : {1, 3})
-    expect_steps_equal_reference({.time = 3, .past = 300, .head_dim = 64},
-                                 {16, 8, "shortlist", top_k, 8, 3}, at::kDouble, 1e-12, device);
 }
 TEST(Top1ChunkOp, StepsEqualTheReference) { expect_steps(at::kCPU); }
 TEST(Top1ChunkOp, StepsOnCudaEqualTheReference) {
@@ -336,37 +314,14 @@ TEST(Top1ChunkOp, StepsOnCudaEqualTheReference) {
   expect_steps(at::kCUDA);
 }
 
-// 384 blocks have 128 threads each, few blocks have 256. In bfloat16 rounding moves the end of some
-// lists.
+// 384 blocks have 128 threads each, few blocks have 256.
 TEST(Top1ChunkOp, StepsOnCudaOfManySequencesEqualTheReference) {
   if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
   const Shape shape{.batch = 64, .time = 1, .past = 300, .heads = 6, .head_dim = 64};
   for (const std::string& selection : kSelections)
     for (const auto& [dtype, tolerance] :
          {std::pair{at::kDouble, 1e-12}, {at::kFloat, 1e-5}, {at::kBFloat16, 1e-2}})
-      if (selection != "shortlist" || dtype != at::kBFloat16)
-        expect_steps_equal_reference(shape, {16, 8, selection, 3}, dtype, tolerance, at::kCUDA);
-}
-
-// With top_k = shortlist the choice is the list. For 100 chunks, the CUDA kernel of whole sequences
-// lists 0.02 fewer of the 16 best on average, and rounding moves the end of some lists. It refuses
-// 32, which the steps' kernel takes.
-void expect_best_of_many_listed(at::ScalarType dtype, at::Device device) {
-  const at::NoGradGuard no_grad;
-  const Qkv a = random_qkv({.batch = 1, .time = 1600, .heads = 2, .head_dim = 64});
-  for (const int64_t size : {9, 16, 32}) {
-    const Options o{16, 8, "shortlist", size, size, 7};
-    const at::Tensor expected = std::get<2>(run_reference(a, o));
-    const at::Tensor found = std::get<2>(run(a.as(dtype, device), o)).cpu();
-    const at::Tensor both = (expected.unsqueeze(-1) == found.unsqueeze(-2)).any(-1);
-    const at::Tensor missing = ((expected >= 0) & ~both).sum(-1).to(at::kDouble);
-    EXPECT_LE(missing.mean().item<double>(), device.is_cuda() ? 0.5 : 0) << "shortlist " << size;
-  }
-}
-TEST(Top1ChunkOp, ListsTheBestOfManyChunks) { expect_best_of_many_listed(at::kDouble, at::kCPU); }
-TEST(Top1ChunkOp, OnCudaListsMostOfTheBestOfManyChunks) {
-  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
-  expect_best_of_many_listed(at::kBFloat16, at::kCUDA);
+      expect_steps_equal_reference(shape, {16, 8, selection, 3}, dtype, tolerance, at::kCUDA);
 }
 
 // Blocks in a grid's second dimension are at most 65,535: more heads are composed from tensor
@@ -482,54 +437,22 @@ TEST(Top1ChunkDecode, NamesTheWrongArgument) {
   EXPECT_THAT(decode(k, k), HasSubstr("it takes float32 or bfloat16 on CUDA"));
 }
 
-TEST(Top1ChunkOp, AShortlistOfAllChunksIsExact) {
-  const Qkv a = random_qkv({.time = 150});
-  for (const int64_t rank : {0, 3}) {
-    const Options all{16, 8, "shortlist", 2, 9, rank};
-    const Options exact{16, 8, "exact", 2};
-    EXPECT_TRUE(at::equal(std::get<2>(run(a, all)), std::get<2>(run(a, exact))));
-  }
-  EXPECT_FALSE(
-      at::equal(std::get<2>(run(a, {16, 8, "shortlist", 1, 1, 0})), std::get<2>(run(a, {16, 8}))));
-  EXPECT_TRUE(at::equal(std::get<2>(run(a, {16, 8, "shortlist", 1, 1, 0})),
-                        std::get<2>(run(a, {16, 8, "approx"}))));
-}
-
-// The covariance A from below: A − Σ u uᵀ has no negative eigenvalue, and falls with the rank.
-TEST(ChunkSummaries, AreMeanAndAxes) {
+TEST(ChunkSummaries, AreMeans) {
   const at::Tensor k = random_qkv({.time = 105, .head_dim = 8}).k;
-  const at::Tensor keys = k.slice(1, 0, 96).unflatten(1, {6, 16}).transpose(2, 3);
-  const at::Tensor mean = keys.mean(3, true);
-  const at::Tensor x = keys - mean;
-  const at::Tensor covariance = x.mT().matmul(x) / 16;
-  double before = INFINITY;
-  for (const int64_t rank : {0, 1, 3, 5}) {
-    const at::Tensor s = chunk_summaries(k, 16, rank);
-    ASSERT_EQ(s.sizes(), (at::IntArrayRef{2, 6, 2, 1 + rank, 8}));
-    EXPECT_LE((s.slice(3, 0, 1) - mean).abs().max().item<double>(), 1e-15);
-    const at::Tensor u = s.slice(3, 1);
-    const at::Tensor left = covariance - u.mT().matmul(u);
-    EXPECT_GE(at::linalg_eigvalsh(left).min().item<double>(), -1e-11) << "rank " << rank;
-    EXPECT_LT(left.norm().item<double>(), 0.9 * before) << "rank " << rank;
-    before = left.norm().item<double>();
-    EXPECT_LE((chunk_summaries(k.to(at::kFloat), 16, rank) - s).abs().max().item<double>(), 2e-4)
-        << "rank " << rank;
-  }
+  const at::Tensor mean =
+      k.slice(1, 0, 96).unflatten(1, {6, 16}).transpose(2, 3).mean(3, /*keepdim=*/true);
+  const at::Tensor summaries = chunk_summaries(k, 16);
+  ASSERT_EQ(summaries.sizes(), (at::IntArrayRef{2, 6, 2, 1, 8}));
+  EXPECT_LE((summaries - mean).abs().max().item<double>(), 1e-15);
   const at::Tensor rounded = k.to(at::kBFloat16);
-  const at::Tensor parts = chunk_summaries(rounded, 16, 3);
-  ASSERT_EQ(parts.sizes(), (at::IntArrayRef{2, 6, 2, 5, 8}));
-  const at::Tensor whole = chunk_summaries(rounded.to(at::kFloat), 16, 3);
-  const at::Tensor joined = joined_summaries(parts);
+  const at::Tensor parts = chunk_summaries(rounded, 16);
+  ASSERT_EQ(parts.sizes(), (at::IntArrayRef{2, 6, 2, 2, 8}));
+  const at::Tensor whole = chunk_summaries(rounded.to(at::kFloat), 16);
   EXPECT_TRUE(at::equal(parts.slice(3, 1), whole.to(at::kBFloat16)));
-  EXPECT_TRUE(((joined - whole).slice(3, 0, 1).abs() <= 0x1p-16 * whole.slice(3, 0, 1).abs())
-                  .all()
-                  .item<bool>());
-  const at::Tensor same = chunk_summaries(at::ones({1, 32, 1, 8}), 16, 2);
-  EXPECT_TRUE(same.slice(3, 1).eq(0).all().item<bool>() &&
-              same.slice(3, 0, 1).eq(1).all().item<bool>());
-  EXPECT_EQ(chunk_summaries(k, 200, 3).sizes(), (at::IntArrayRef{2, 0, 2, 4, 8}));
+  EXPECT_TRUE(
+      ((joined_summaries(parts) - whole).abs() <= 0x1p-16 * whole.abs()).all().item<bool>());
+  EXPECT_EQ(chunk_summaries(k, 200).sizes(), (at::IntArrayRef{2, 0, 2, 1, 8}));
   EXPECT_THAT(error_of([&] { chunk_summaries(k, 0); }), testing::HasSubstr("chunk_size is 0"));
-  EXPECT_THAT(error_of([&] { chunk_summaries(k, 16, -1); }), testing::HasSubstr("rank is -1"));
 }
 
 TEST(Top1ChunkOp, GivesTheSameBitsForAnyNumberOfThreads) {
@@ -649,17 +572,8 @@ TEST(Top1ChunkOp, NamesTheWrongArgument) {
               HasSubstr("chunk_size is 0, expected 1 or more"));
   EXPECT_THAT(message([](A, O o, S) { o.top_k = 0; }), HasSubstr("top_k is 0"));
   EXPECT_THAT(message([](A, O o, S) { o.scale = INFINITY; }), HasSubstr("scale is inf"));
-  EXPECT_THAT(message([](A, O o, S) { o.selection = "aprox"; }), HasSubstr("selection is 'aprox'"));
-  EXPECT_THAT(message([](A, O o, S) {
-                o.selection = "shortlist";
-                o.top_k = 5;
-              }),
-              HasSubstr("shortlist is 4, expected top_k = 5 or more"));
-  EXPECT_THAT(message([](A, O o, S) {
-                o.selection = "shortlist";
-                o.rank = -1;
-              }),
-              HasSubstr("rank is -1"));
+  EXPECT_THAT(message([](A, O o, S) { o.selection = "aprox"; }),
+              HasSubstr("selection is 'aprox', expected 'exact' or 'approx'"));
   EXPECT_THAT(message([](A, O, S s) { s = at::zeros({2, 4, 5}, at::kLong); }),
               HasSubstr("selected has shape [2, 4, 5]"));
   EXPECT_THAT(message([](A, O, S s) { s = at::zeros({2, 4, 5, 1}, at::kInt); }),

@@ -5,10 +5,9 @@
 // The scale starts and learns as in attention.cc.
 // top1_element: the value of the position with the largest softmax weight, straight-through
 // gradient. top1_chunk: one softmax over the own chunk and the top_k best earlier chunks, which the
-// exact or the approximate score chooses, or the exact one among a shortlist. A step of approx and
-// shortlist reads the summaries of the chunks, which are kept, and at most (1 + top_k) chunk_size
-// keys and those of the shortlist. MoBA is top1_chunk without QK-norm, approx, scale 1/√D; its
-// top-k counts the own chunk: ours plus 1. [MoBA, §2.2]
+// exact or the approximate score chooses. A step of approx reads the summaries of the chunks, which
+// are kept, and at most (1 + top_k) chunk_size keys. MoBA is top1_chunk without QK-norm, approx,
+// scale 1/√D; its top-k counts the own chunk: ours plus 1. [MoBA, §2.2]
 #include <torch/torch.h>
 
 #include <cmath>
@@ -145,28 +144,20 @@ struct Top1Chunk final : Top1 {
   struct Config : HeadsConfig {
     int64_t chunk_size = 128;
     int64_t top_k = 1;
-    int64_t shortlist = 16;
-    int64_t rank = 7;
     std::string selection = "exact";
     void fields(auto&& field) {
       HeadsConfig::fields(field);
       field("chunk_size", chunk_size, "positions of a chunk");
       field("selection", selection,
-            "exact: the largest share of full attention; approx: the largest q·mean(k); shortlist: "
-            "exact among a few");
+            "exact: the largest share of full attention; approx: the largest q·mean(k)");
       field("top_k", top_k, "earlier chunks that a query reads in addition to its own");
-      field("shortlist", shortlist, "of the shortlist: chunks whose exact score is computed");
-      field("rank", rank, "of the shortlist: axes of a chunk's keys in the cheap score");
     }
   };
 
   Top1Chunk(Config c, int64_t d_model) : Top1("top1_chunk", c, d_model), config(c) {
     if (c.chunk_size < 1) fail("top1_chunk: chunk_size = {} must be positive", c.chunk_size);
     if (c.top_k < 1) fail("top1_chunk: top_k = {} must be positive", c.top_k);
-    if (c.shortlist < c.top_k)
-      fail("top1_chunk: shortlist = {} must be top_k = {} or more", c.shortlist, c.top_k);
-    if (c.rank < 0) fail("top1_chunk: rank = {} must not be negative", c.rank);
-    one_of("top1_chunk", "selection", c.selection, {"exact", "approx", "shortlist"});
+    one_of("top1_chunk", "selection", c.selection, {"exact", "approx"});
     if (c.selection == "exact") return;
     const auto none = [size = c.chunk_size](const State& row) {
       return ops::chunk_summaries(row.find("k")->slice(1, 0, 1), size).slice(1, 0, 0);
@@ -178,7 +169,7 @@ struct Top1Chunk final : Top1 {
     const auto& [q, k, v] = with_past;
     const auto [out, logsumexp, chosen] =
         ops::top1_chunk(q, k, v, config.chunk_size, softmax_scale(), config.selection, config.top_k,
-                        recalled(), config.shortlist, config.rank, summaries(k, state));
+                        recalled(), summaries(k, state));
     remember(chosen);
     return out;
   }
@@ -187,12 +178,9 @@ struct Top1Chunk final : Top1 {
     State none;
     const auto [q, k, v] = place(qkv->forward(x), 0, none);
     const auto out = ops::top1_chunk_reference(q, k, values_of_positions(k), config.chunk_size,
-                                               softmax_scale(), config.selection, config.top_k, {},
-                                               config.shortlist, config.rank);
+                                               softmax_scale(), config.selection, config.top_k);
     return std::get<0>(out).transpose(1, 2);
   }
-
-  int64_t rank() const { return config.selection == "shortlist" ? config.rank : 0; }
 
   bool can_be_captured(const at::TensorOptions& options) const override {
     return ops::top1_chunk_decode_serves(options, heads.head_dim, config.chunk_size,
@@ -214,26 +202,22 @@ struct Top1Chunk final : Top1 {
     const int64_t full = k.size(1) / config.chunk_size;
     if (state.context.last && known == 0) return {};
     if (full == known) return state.find(past_summaries->name());
-    return past_summaries->append(state, ops::chunk_summaries(k.slice(1, known * config.chunk_size),
-                                                              config.chunk_size, rank()));
+    return past_summaries->append(
+        state, ops::chunk_summaries(k.slice(1, known * config.chunk_size), config.chunk_size));
   }
 
-  // Keys read per query, and what choosing costs: an exact score reads a candidate's keys, a cheap
-  // one its summary.
+  // Keys read per query, and what choosing costs: an exact score reads a candidate's keys, an
+  // approximate one its mean.
   double mixing_flops(int64_t time) const override {
+    const int64_t keys_per_score = config.selection == "exact" ? config.chunk_size : 1;
     double read = 0;
     double scored = 0;
     for (int64_t begin = 0; begin < time; begin += config.chunk_size) {
       const int64_t count = std::min(config.chunk_size, time - begin);
       const int64_t candidates = begin / config.chunk_size;
-      const int64_t exactly = config.selection == "exact" ? candidates
-                              : config.selection == "shortlist"
-                                  ? std::min(config.shortlist, candidates)
-                                  : 0;
       read += double(count) * (double(count + 1) / 2 +
                                double(std::min(config.top_k, candidates) * config.chunk_size));
-      scored += double(count) * double(exactly * config.chunk_size);
-      if (config.selection != "exact") scored += double(count) * double(candidates * (1 + rank()));
+      scored += double(count) * double(candidates * keys_per_score);
     }
     return double(heads.num_heads * heads.head_dim) * (4 * read + 2 * scored) / double(time);
   }
@@ -254,10 +238,6 @@ Top1Chunk::Config chunk_example(int64_t chunk_size, std::string selection, int64
   c.chunk_size = chunk_size;
   c.selection = std::move(selection);
   c.top_k = top_k;
-  if (c.selection == "shortlist") {
-    c.shortlist = top_k + 1;
-    c.rank = 2;
-  }  // some candidates are not on it
   return c;
 }
 const RegisterMixer<Top1Chunk> chunk(
@@ -268,8 +248,6 @@ const RegisterMixer<Top1Chunk> chunk(
      chunk_example(16, "exact", 1, {.num_heads = 6, .num_kv_heads = 2}),
      chunk_example(16, "approx", 1),
      chunk_example(7, "exact", 2, {.position = "none", .bias = true}),
-     chunk_example(8, "shortlist", 2, {.num_heads = 6, .num_kv_heads = 3}),
-     chunk_example(8, "shortlist", 1),
      // MoBA with top-k 4
      chunk_example(10, "approx", 3, {.num_heads = 6, .num_kv_heads = 3, .qk_norm = false})});
 

@@ -6,8 +6,6 @@
 //   5. one task per chunk: its own queries read it up to themselves and finish
 // Between passes a query holds out unnormalised, the largest logit seen, and the sum of
 // exponentials relative to it.
-#include <utility>
-
 #include "ops/attention/top1_chunk/kernel.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -29,30 +27,18 @@ struct Scratch {
   R* out;
   R* values;
   R* best;
-  // for the shortlist alone, as are listed and next
-  R* squares;
-  R* gathered;
-  R* cheap;
-  // [C, shortlist], [C] entries of it that are done
-  int64_t* listed;
-  int64_t* next;
   Scratch(WorkspaceArena& carve, const Problem<R>& p)
       : q(carve.take<R>((p.C + kRows) * p.depth)),
         scores(carve.take<R>(kRows * std::max(p.width, padded<R>(p.candidates)))),
         out(carve.take<R>(kRows * p.depth)),
         values(carve.take<R>(p.C * p.depth)),
-        best(carve.take<R>(p.C * p.top_k)),
-        squares(carve.take<R>(p.shortlist ? kRows * padded<R>(p.candidates) : 0)),
-        gathered(carve.take<R>(p.shortlist ? kRows * p.depth : 0)),
-        cheap(carve.take<R>(p.shortlist)),
-        listed(carve.take<int64_t>(p.C * p.shortlist)),
-        next(carve.take<int64_t>(p.shortlist ? p.C : 0)) {}
+        best(carve.take<R>(p.C * p.top_k)) {}
 };
 
 template <class R>
 struct Memory {
   Columns<R> keys;
-  R* means;  // [B, Hk, 1 + rank, D, candidates in whole vectors]
+  R* means;  // [B, Hk, D, candidates in whole vectors]
   Lists<R> lists;
   // [B, H, T, depth], [B, H, T] twice
   R* out;
@@ -62,8 +48,7 @@ struct Memory {
   size_t scratch_bytes;
   Memory(WorkspaceArena& carve, const Problem<R>& p)
       : keys(carve, p),
-        means(carve.take<R>(p.batch * p.kv_heads * (1 + p.rank) * p.head_dim *
-                            padded<R>(p.candidates))),
+        means(carve.take<R>(p.batch * p.kv_heads * p.head_dim * padded<R>(p.candidates))),
         lists(carve, p),
         out(carve.take<R>(p.batch * p.heads * p.time * p.depth)),
         largest(carve.take<R>(p.batch * p.heads * p.time)),
@@ -118,92 +103,6 @@ void select_approx(const Problem<R>& p, const Memory<R>& m, const Scratch<R>& s,
   }
 }
 
-// Summaries with their rows as columns, to m.means.
-template <class R>
-void pack_summaries(const Problem<R>& p, const Memory<R>& m, const ParallelFor& parallel) {
-  const int64_t rows = p.kv_heads * (1 + p.rank);
-  const int64_t stride = padded<R>(p.candidates);
-  parallel(p.batch * rows, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i)
-      for (int64_t c = 0; c < p.candidates; ++c) {
-        const R* row = static_cast<const R*>(p.summaries.data) +
-                       i / rows * p.summaries.batch_stride + c * p.summaries.time_stride +
-                       i % rows * p.head_dim;
-        for (int64_t d = 0; d < p.head_dim; ++d)
-          m.means[(i * p.head_dim + d) * stride + c] = row[d];
-      }
-  });
-}
-
-// The shortlists of queries [first, first + rows) of s.q, in rising order and then −1, to s.listed.
-template <class R>
-void list_chunks(const Problem<R>& p, const Memory<R>& m, const Scratch<R>& s, int64_t first,
-                 int64_t rows, int64_t b, int64_t h, int64_t chunk) {
-  const int64_t stride = padded<R>(p.candidates);
-  const int64_t columns = padded<R>(chunk);
-  const R* means = m.means + (b * p.kv_heads + h / p.group) * (1 + p.rank) * p.head_dim * stride;
-  const R* q = s.q + first * p.depth;
-  for (int64_t r = 0; r <= p.rank; ++r) {
-    R* out = r == 0 ? s.scores : s.squares;
-    matmul(rows, columns, p.head_dim, Left<R>{q, p.depth, 1}, means + r * p.head_dim * stride,
-           stride, out, stride, false);
-    for (int64_t i = 0; i < rows && r > 0; ++i)
-      for (int64_t c = 0; c < columns; c += kLanes<R>) {
-        const Vec<R> x = load(s.squares + i * stride + c);
-        const Vec<R> half = set<R>(0.5 / kLog2E);
-        R* score = s.scores + i * stride + c;
-        store<R>(hn::MulAdd(hn::Mul(half, x), x, load(score)), score);
-      }
-  }
-  for (int64_t i = 0; i < rows; ++i) {
-    int64_t* listed = s.listed + (first + i) * p.shortlist;
-    for (int64_t c = 0; c < chunk; ++c)
-      consider(s.scores[i * stride + c], c, c, p.shortlist, s.cheap, listed);
-    const int64_t count = std::min(chunk, p.shortlist);
-    std::sort(listed, listed + count);
-    std::fill(listed + count, listed + p.shortlist, int64_t{-1});
-  }
-}
-
-// Exact scores of chunk c for the `count` queries `who` of s.q, which list it.
-template <class R>
-void score_listed(const Problem<R>& p, const Memory<R>& m, const Scratch<R>& s, int64_t b,
-                  int64_t h, int64_t chunk, int64_t c, int64_t count, const int64_t* who) {
-  matmul(count, p.width, p.head_dim, Left<R>{s.gathered, p.depth, 1},
-         m.keys.at(p, b, h / p.group, c), p.width, s.scores, p.width, false);
-  for (int64_t n = 0; n < count; ++n) {
-    const int64_t i = who[n];
-    const int64_t row = p.row(b, h, p.first_query(chunk) + i);
-    consider(logsumexp2(s.scores + n * p.width, p.C), c, s.next[i]++, p.top_k, s.best + i * p.top_k,
-             p.selected + row * p.top_k);
-  }
-}
-
-// A listed chunk's keys meet all queries of the own chunk that list it.
-template <class R>
-void select_shortlist(const Problem<R>& p, const Memory<R>& m, const Scratch<R>& s, int64_t b,
-                      int64_t h, int64_t chunk) {
-  const int64_t begin = p.first_query(chunk);
-  const int64_t count = p.last_query(chunk) - begin;
-  for (int64_t i = 0; i < count; ++i) {
-    read_scaled(p, p.q, b, begin + i, h, R(p.scale * kLog2E), s.q + i * p.depth);
-    s.next[i] = 0;
-  }
-  for (int64_t i = 0; i < count; i += kRows)
-    list_chunks(p, m, s, i, std::min(kRows, count - i), b, h, chunk);
-  for (int64_t c = 0; c < chunk; ++c) {
-    int64_t found = 0;
-    int64_t who[kRows];
-    for (int64_t i = 0; i < count; ++i) {
-      if (s.next[i] == p.shortlist || s.listed[i * p.shortlist + s.next[i]] != c) continue;
-      std::copy_n(s.q + i * p.depth, p.depth, s.gathered + found * p.depth);
-      who[found++] = i;
-      if (found == kRows) score_listed(p, m, s, b, h, chunk, c, std::exchange(found, 0), who);
-    }
-    if (found > 0) score_listed(p, m, s, b, h, chunk, c, found, who);
-  }
-}
-
 // log₂ Σ_j 2^(q·k_j), for the queries of a chunk against each earlier chunk, whose keys stay
 // in cache meanwhile.
 template <class R>
@@ -230,15 +129,13 @@ template <class R>
 void select(const Problem<R>& p, const Memory<R>& m, const ParallelFor& parallel) {
   std::fill_n(p.selected, p.batch * p.heads * p.time * p.top_k, int64_t{-1});
   if (p.selection == Selection::approx) mean_keys(p, m, parallel);
-  if (p.selection == Selection::shortlist) pack_summaries(p, m, parallel);
   for_each(p.batch * p.heads * p.chunks, m.scratch, m.scratch_bytes, parallel,
            [&](int64_t i, std::byte* memory) HWY_ATTR {
              WorkspaceArena carve(memory);
              const Scratch<R> s(carve, p);
              const auto [b, h, chunk] = place(p, i);
              if (p.selection == Selection::approx) select_approx(p, m, s, b, h, chunk);
-             else if (p.selection == Selection::exact) select_exact(p, m, s, b, h, chunk);
-             else select_shortlist(p, m, s, b, h, chunk);
+             else select_exact(p, m, s, b, h, chunk);
            });
 }
 

@@ -12,11 +12,6 @@ using namespace top1;
 // the sort counts the chunks in shared memory
 constexpr int64_t kMaxChunk = 256;
 constexpr int64_t kMaxChunks = 50000;
-constexpr int64_t kMaxRank = 7;
-// A list holds the 8 best of each of four groups: all of 32 chunks. With more chunks, a list longer
-// than 16 would often lack some of the best.
-constexpr int64_t kMaxShortlist = 16;
-constexpr int64_t kListedChunks = 32;
 
 struct ForwardWorkspace {
   Lists lists;
@@ -42,14 +37,9 @@ const char* why_unsupported(const Top1ChunkForward& p) {
   if (const char* why_not = why_not_head_dim(p.head_dim)) return why_not;
   if (p.chunk_size < 1 || p.chunk_size > kMaxChunk) return "takes a chunk_size of 1 to 256";
   if (ceil_div(p.time, p.chunk_size) > kMaxChunks) return "takes 50,000 chunks at most";
-  const bool listed = p.selection == Selection::shortlist && !p.forced;
-  if (listed && p.rank > kMaxRank) return "takes a rank of 7 at most";
-  const bool lists_all = p.time / p.chunk_size <= kListedChunks;
-  if (listed && p.shortlist > (lists_all ? kListedChunks : kMaxShortlist))
-    return "takes a shortlist of 16 at most, or of 32 if there are no more than 32 full chunks";
   if (p.batch * p.heads >= 1 << 16) return "takes fewer than 2^16 heads of the batch";
-  if (p.heads / p.kv_heads * p.time * (listed ? pair_slots(p) : 1) >= int64_t{1} << 30)
-    return "takes fewer than 2^30 queries per key head, times the padded shortlist";
+  if (p.heads / p.kv_heads * p.time >= int64_t{1} << 30)
+    return "takes fewer than 2^30 queries per key head";
   return why_unaligned({p.q, p.k, p.v, p.out});
 }
 

@@ -1,7 +1,6 @@
 #pragma once
 // The steps of a call, in the order in which they are enqueued; each is a file of its own.
 #include <algorithm>
-#include <bit>
 
 #include "ops/attention/top1_chunk/kernel.h"
 #include "ops/cuda/launch.cuh"
@@ -87,31 +86,27 @@ inline bool filters_chunks(const Top1ChunkForward& p) {
          all_chunks(p) >= kFilterChunks &&
          p.heads / p.kv_heads * p.time * kFilterSlots < int64_t{1} << 30;
 }
-inline int pair_slots(const Top1ChunkForward& p) {
-  if (p.selection == Selection::exact) return filters_chunks(p) ? kFilterSlots : 0;
-  const bool listed = p.selection == Selection::shortlist;
-  return listed ? int(std::bit_ceil(std::max<uint64_t>(p.shortlist, 4))) : 0;
-}
+inline int listed_chunks(const Top1ChunkForward& p) { return filters_chunks(p) ? kFilterSlots : 0; }
 
-// Chooses: writes selected. cuda_select.cu; the shortlist: cuda_shortlist.cu
+// Chooses: writes selected. cuda_select.cu
 struct SelectWorkspace {
   // keys or summaries that queries are scored against, in the tiles that the scoring kernel takes
   bf16* columns;
-  float* key_norm;   // [B·Hk, chunks]: the longest key
-  float* previous;   // [B, H, T] the score of the rank before, when top_k > 1
-  int* again;        // by block of Exact: whether all its queries are scored exactly; or null
-  int slots;         // slots per query: the shortlist, padded to a power of two
-  uint16_t* listed;  // [B, H, T, slots] chunks, kNoChunk: none
-  float* scores;     // [B, H, T, slots] exact scores of these, in base 2
-  Lists pairs;       // pairs of a query and a chunk, `slots` per query
+  float* key_norm;  // [B·Hk, chunks]: the longest key
+  float* previous;  // [B, H, T] the score of the rank before, when top_k > 1
+  int* again;       // by block of Exact: whether all its queries are scored exactly; or null
+  // of queries that the filter is for, else empty, as are scores and pairs:
+  // [B, H, T, kFilterSlots] chunks, kNoChunk: none
+  uint16_t* listed;
+  float* scores;  // [B, H, T, kFilterSlots] exact scores of these, in base 2
+  Lists pairs;    // pairs of a query and a chunk, kFilterSlots per query
   SelectWorkspace(const Top1ChunkForward& p, WorkspaceArena& arena);
 };
 void select_chunks(const Top1ChunkForward& p, const SelectWorkspace& scratch, Stream stream);
-void select_shortlist(const Top1ChunkForward& p, const SelectWorkspace& scratch, Stream stream);
 // Lists the chunks that Exact may choose, and chooses where that is one. cuda_filter.cu
 void filter_chunks(const Top1ChunkForward& p, const SelectWorkspace& scratch, int64_t tiles,
                    Stream stream);
-// Chooses the best of those listed by their exact scores. cuda_shortlist.cu
+// Chooses the best of those listed by their exact scores. cuda_pairs.cu
 void choose_listed(const Top1ChunkForward& p, const SelectWorkspace& scratch, Stream stream);
 
 // Attends to each query's own chunk (own) and to those of lists (chosen). Without `own`, the

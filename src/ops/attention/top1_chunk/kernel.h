@@ -3,12 +3,7 @@
 // most to it.
 //   candidates of t: the chunks c < ⌊t/C⌋, all of them full
 //   score(t, c)   = log Σ_{j in chunk c} exp(s·q_t·k_j)              (Selection::exact)
-//                   q_t · mean_{j in chunk c} k_j                    (Selection::approx)
-//                   the exact one of the `shortlist` candidates of largest cheap score
-//                                                                    (Selection::shortlist)
-//   cheap(t, c)   = s·q_t·μ_c + ½ s² Σ_i (q_t·u_ci)², to second order log mean exp: μ_c the mean of
-//                   the chunk's keys, Σ_i u_ci u_ciᵀ a lower bound of rank `rank` of their
-//                   covariance (README.md)
+//                   q_t · μ_c, the mean of the chunk's keys          (Selection::approx)
 //   r(t)          = the top_k best candidates by falling score, −1 where there are fewer; ties: the
 //                   lower chunk
 //   N(t)          = {j ≤ t in the chunk of t} ∪ {j in a chunk of r(t)}
@@ -25,7 +20,7 @@
 
 namespace assay::ops {
 
-enum class Selection { exact, approx, shortlist };
+enum class Selection { exact, approx };
 
 struct Top1ChunkForward {
   // dtype of q, k, v, out. "real" below: f64 when dtype is f64, else f32
@@ -54,12 +49,8 @@ struct Top1ChunkForward {
   int64_t* selected;
   // positions of k, v before the first query: they have past + T, and query t is at past + t
   int64_t past = 0;
-  // parameters of Selection::shortlist; shortlist ≥ 1, rank ≥ 0
-  int64_t shortlist = 0;
-  int64_t rank = 0;
-  // Read where a function says so: in [B, full chunks, Hk, 1 + rank, D] real: μ_c, u_c1 …
-  // u_c,rank. bf16: all in bf16, [B, full chunks, Hk, 2 + rank, D], what rounding leaves of μ_c
-  // before the rounded one.
+  // Read where a function says so: in [B, full chunks, Hk, 1, D] real: μ_c. bf16: in bf16,
+  // [B, full chunks, Hk, 2, D], what rounding leaves of μ_c before the rounded one.
   View summaries;
   // Inputs of cuda::top1_chunk_step for sequences at positions of their own, with caches of their
   // own. time is 1, all positions are `past` at most, and the data of k, v and summaries are
@@ -82,17 +73,15 @@ struct Top1ChunkBackward {
   View dv;
 };
 
-// One writer a row: the bits do not depend on the number of threads. The
-// shortlist reads `summaries`.
+// One writer per row: the bits do not depend on the number of threads.
 namespace cpu {
 size_t workspace_bytes(const Top1ChunkForward&);
 size_t workspace_bytes(const Top1ChunkBackward&);
 void top1_chunk(const Top1ChunkForward&, void* workspace, const ParallelFor&);
 void top1_chunk(const Top1ChunkBackward&, void* workspace, const ParallelFor&);
 
-// The forward for few queries with a long past (decoding), one query at a time. A query reads the
-// summaries (exact: the keys before it) and the chunks chosen, and nothing else. Approx and the
-// shortlist read `summaries`.
+// The forward for few queries with a long past (decoding), one query at a time. A query reads
+// `summaries` (exact: the keys before it) and the chunks chosen, and nothing else.
 size_t step_workspace_bytes(const Top1ChunkForward&);
 void top1_chunk_step(const Top1ChunkForward&, void* workspace, const ParallelFor&);
 }  // namespace cpu
@@ -100,14 +89,8 @@ void top1_chunk_step(const Top1ChunkForward&, void* workspace, const ParallelFor
 // CUDA, sm_90a: enqueues on `stream` and returns, allocates nothing, gives the same
 // bits every time.
 // `workspace` is 256-byte aligned.
-// The shortlist is the one defined above with two exceptions, which the step below does not have:
-//   - At most the 8 best of the chunks c with the same ⌊(c mod 8) / 2⌋ are listed. A list of more
-//     than 8 of more than 32 candidates may lack some of the best and have others in their place.
-//   - Cheap scores that agree in sign, exponent and the upper 23 − b bits of the mantissa are ties,
-//     with b the least number for which 2^b > ⌈T/C⌉.
 namespace cuda {
-// Null: the kernels take it. Else the reason, and they throw Unsupported. They refuse a shortlist
-// above 16 for more than 32 full chunks, because it would often lack some of the best.
+// Null: the kernels take it. Else the reason, and they throw Unsupported.
 const char* why_unsupported(const Top1ChunkForward&);
 size_t workspace_bytes(const Top1ChunkForward&);
 size_t workspace_bytes(const Top1ChunkBackward&);
@@ -118,8 +101,7 @@ void top1_chunk(const Top1ChunkBackward&, void* workspace, Stream);
 // scores of all chunks in shared memory: of 49,152 at most, in f64 of 24,576. Approx in bf16 ranks
 // chunks by the sum of both parts of μ, though it reads the small one only where that may decide.
 // With `caches` it writes the keys and values of the new tokens there, and the summaries of chunks
-// that these complete. Then logsumexp and selected are not written, and the selection is exact or
-// approx.
+// that these complete. Then logsumexp and selected are not written.
 const char* why_no_step(const Top1ChunkForward&);
 void top1_chunk_step(const Top1ChunkForward&, Stream);
 }  // namespace cuda

@@ -25,8 +25,6 @@ enum class Path { kernel, step, composed };
 struct Settings {
   int64_t chunk_size;
   int64_t top_k;
-  int64_t shortlist;
-  int64_t rank;
   double scale;
   Selection selection;
   Path path = Path::kernel;
@@ -62,10 +60,6 @@ Top1ChunkForward describe(const Inputs& in, const Outputs& outputs) {
   p.top_k = in.top_k;
   p.scale = in.scale;
   p.selection = in.selection;
-  // a longer list holds no more
-  const int64_t chunks = std::max<int64_t>(1, in.k.size(1) / in.chunk_size);
-  p.shortlist = in.selection == Selection::shortlist ? std::min(in.shortlist, chunks) : 0;
-  p.rank = in.selection == Selection::shortlist ? in.rank : 0;
   p.forced = in.selected.defined();
   p.summaries = view(in.summaries);
   p.q = view(in.q);
@@ -147,8 +141,6 @@ struct Top1Chunk : torch::autograd::Function<Top1Chunk> {
     const variable_list s = ctx->get_saved_variables();
     const Settings settings{.chunk_size = ctx->saved_data["chunk_size"].toInt(),
                             .top_k = s[5].size(3),
-                            .shortlist = 0,
-                            .rank = 0,
                             .scale = ctx->saved_data["scale"].toDouble(),
                             .selection = Selection::exact};
     const Inputs in{settings, s[0], s[1], s[2], s[5], {}};
@@ -163,32 +155,24 @@ struct Top1Chunk : torch::autograd::Function<Top1Chunk> {
   }
 };
 
-void check_summaries(const at::Tensor& summaries, const at::Tensor& k, int64_t chunks,
-                     int64_t rank) {
+void check_summaries(const at::Tensor& summaries, const at::Tensor& k, int64_t chunks) {
   if (summaries.dim() == 5) chunks = std::max(chunks, summaries.size(1));
   const bool parts = k.scalar_type() == at::kBFloat16;
-  check_shape(
-      kOp, "summaries", summaries,
-      {k.size(0), chunks, k.size(2), (parts ? 2 : 1) + rank, k.size(3)},
-      parts ? "[B, ⌊S / chunk_size⌋, Hk, 2 + rank, D]" : "[B, ⌊S / chunk_size⌋, Hk, 1 + rank, D]");
+  check_shape(kOp, "summaries", summaries, {k.size(0), chunks, k.size(2), parts ? 2 : 1, k.size(3)},
+              parts ? "[B, ⌊S / chunk_size⌋, Hk, 2, D]" : "[B, ⌊S / chunk_size⌋, Hk, 1, D]");
   check_like(kOp, "summaries", summaries, "k", k);
 }
 
 void check(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t chunk_size,
            double scale, std::string_view selection, int64_t top_k, const OptionalTensor& selected,
-           int64_t shortlist, int64_t rank, const OptionalTensor& summaries) {
+           const OptionalTensor& summaries) {
   check_attention(kOp, q, k, v);
   TORCH_CHECK_VALUE(chunk_size >= 1, kOp, ": chunk_size is ", chunk_size, ", expected 1 or more");
   TORCH_CHECK_VALUE(std::isfinite(scale), kOp, ": scale is ", scale, ", expected a finite number");
-  TORCH_CHECK_VALUE(selection == "exact" || selection == "approx" || selection == "shortlist", kOp,
-                    ": selection is '", selection, "', expected 'exact', 'approx' or 'shortlist'");
+  TORCH_CHECK_VALUE(selection == "exact" || selection == "approx", kOp, ": selection is '",
+                    selection, "', expected 'exact' or 'approx'");
   TORCH_CHECK_VALUE(top_k >= 1, kOp, ": top_k is ", top_k, ", expected 1 or more");
-  const bool listed = selection == "shortlist";
-  TORCH_CHECK_VALUE(!listed || shortlist >= top_k, kOp, ": shortlist is ", shortlist,
-                    ", expected top_k = ", top_k, " or more");
-  TORCH_CHECK_VALUE(!listed || (rank >= 0 && rank <= kLargestRank), kOp, ": rank is ", rank,
-                    ", expected 0 to ", kLargestRank);
-  if (summaries) check_summaries(*summaries, k, k.size(1) / chunk_size, listed ? rank : 0);
+  if (summaries) check_summaries(*summaries, k, k.size(1) / chunk_size);
   if (!selected) return;
   check_shape(kOp, "selected", *selected, {q.size(0), q.size(2), q.size(1), top_k},
               "[B, H, T, top_k]");
@@ -198,14 +182,7 @@ void check(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_
 }
 
 Selection selection_named(std::string_view name) {
-  return name == "exact"    ? Selection::exact
-         : name == "approx" ? Selection::approx
-                            : Selection::shortlist;
-}
-
-bool reads_summaries(const Inputs& in) {
-  if (in.selection == Selection::exact) return false;
-  return in.path == Path::step || (in.q.is_cpu() && in.selection == Selection::shortlist);
+  return name == "exact" ? Selection::exact : Selection::approx;
 }
 
 // The summaries that chunk_summaries returned for k, in the form that it has for keys in `dtype`.
@@ -224,11 +201,13 @@ at::Tensor candidates_of(const at::Tensor& selected, int64_t past, int64_t chunk
 
 }  // namespace
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor> top1_chunk(
-    const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t chunk_size, double scale,
-    std::string_view selection, int64_t top_k, const OptionalTensor& selected, int64_t shortlist,
-    int64_t rank, const OptionalTensor& summaries) {
-  check(q, k, v, chunk_size, scale, selection, top_k, selected, shortlist, rank, summaries);
+std::tuple<at::Tensor, at::Tensor, at::Tensor> top1_chunk(const at::Tensor& q, const at::Tensor& k,
+                                                          const at::Tensor& v, int64_t chunk_size,
+                                                          double scale, std::string_view selection,
+                                                          int64_t top_k,
+                                                          const OptionalTensor& selected,
+                                                          const OptionalTensor& summaries) {
+  check(q, k, v, chunk_size, scale, selection, top_k, selected, summaries);
   if (q.is_meta()) {
     const int64_t batch = q.size(0);
     const int64_t time = q.size(1);
@@ -240,7 +219,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> top1_chunk(
   }
   const bool gradients =
       at::GradMode::is_enabled() && (q.requires_grad() || k.requires_grad() || v.requires_grad());
-  const Settings settings{chunk_size, top_k, shortlist, rank, scale, selection_named(selection)};
+  const Settings settings{chunk_size, top_k, scale, selection_named(selection)};
   Inputs in{settings, q, k, v, {}, {}};
   auto dtype = sequence_dtype({q, k, v});
   // The CPU's backward needs out unrounded for δ, and computes in float anyway.
@@ -253,14 +232,12 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> top1_chunk(
   const auto [path, reason] = path_of(in, gradients);
   if (path == Path::composed) {
     TORCH_WARN_ONCE(kOp, " is ", kComposed, ": the kernel for ", q.device(), " ", reason);
-    return top1_chunk_reference(q, k, v, chunk_size, scale, selection, top_k, selected, shortlist,
-                                rank, summaries);
+    return top1_chunk_reference(q, k, v, chunk_size, scale, selection, top_k, selected, summaries);
   }
   in.path = path;
-  if (!selected && reads_summaries(in))
+  if (!selected && path == Path::step && in.selection == Selection::approx)
     in.summaries =
-        summaries ? summaries_in(dtype, *summaries, k)
-                  : chunk_summaries(in.k, chunk_size, in.selection == Selection::approx ? 0 : rank);
+        summaries ? summaries_in(dtype, *summaries, k) : chunk_summaries(in.k, chunk_size);
   const auto out = Top1Chunk::apply(in.q, in.k, in.v, optional(in.selected), optional(in.summaries),
                                     Settings(in));
   return {out[0].to(q.scalar_type()), out[1], out[2]};
@@ -374,8 +351,8 @@ TORCH_LIBRARY_FRAGMENT(assay, m) {
   register_operator(
       m,
       "top1_chunk(Tensor q, Tensor k, Tensor v, int chunk_size, float scale, "
-      "str selection='exact', int top_k=1, Tensor? selected=None, int shortlist=16, "
-      "int rank=7, Tensor? summaries=None) -> (Tensor out, Tensor logsumexp, Tensor selected)",
+      "str selection='exact', int top_k=1, Tensor? selected=None, "
+      "Tensor? summaries=None) -> (Tensor out, Tensor logsumexp, Tensor selected)",
       "softmax attention over the own chunk and the top_k earlier chunks, by largest score",
       top1_chunk, {"logsumexp"});
 }

@@ -13,8 +13,6 @@ struct Choice {
   std::string_view selection;
   int64_t chunk_size;
   int64_t top_k;
-  int64_t shortlist;
-  double scale;
 };
 
 // Scores of the full chunks, [B, H, T, chunks], from logits [B, H, T, S].
@@ -24,36 +22,18 @@ at::Tensor exact_scores(const at::Tensor& logits, const Choice& c) {
       .unflatten(3, {chunks, c.chunk_size})
       .logsumexp(-1);
 }
-// summaries [B, H, chunks, 1 + rank, D].
-at::Tensor first_order(const at::Tensor& q, const at::Tensor& summaries) {
-  return q.matmul(summaries.select(3, 0).mT());
-}
-at::Tensor second_order(const at::Tensor& q, const at::Tensor& summaries, double scale) {
-  const at::Tensor along = at::einsum("bhtd,bhcrd->bhtcr", {q, summaries.slice(3, 1)});
-  return scale * first_order(q, summaries) + 0.5 * scale * scale * along.square().sum(-1);
-}
-// Scores by falling score and their chunks, those at or after `own` [T, 1] last and as −∞.
-std::tuple<at::Tensor, at::Tensor> ranked(const at::Tensor& score, const at::Tensor& own) {
-  const at::Tensor candidates =
-      score.masked_fill(at::arange(score.size(-1), own.options()) >= own, -kInfinity);
-  return candidates.sort(/*stable=*/true, -1, /*descending=*/true);
-}
-// 1 for the chunks whose exact score counts, else 0; as cheap [B, H, T, chunks].
-at::Tensor listed_chunks(const at::Tensor& cheap, const at::Tensor& own, const Choice& c) {
-  const at::Tensor chunks = std::get<1>(ranked(cheap, own)).slice(-1, 0, c.shortlist);
-  return at::zeros_like(cheap).scatter(-1, chunks, 1);
-}
 
-// The top_k best of the chunks before the own one, [B, H, T, top_k].
+// The top_k best of the chunks before the own one [T, 1], [B, H, T, top_k]. summaries
+// [B, H, chunks, 1, D].
 at::Tensor choose(const at::Tensor& q, const at::Tensor& summaries, const at::Tensor& logits,
                   const at::Tensor& own, const Choice& c) {
   const at::NoGradGuard no_grad;
-  at::Tensor score = c.selection == "approx" ? first_order(q, summaries) : exact_scores(logits, c);
-  if (c.selection == "shortlist") {
-    const at::Tensor listed = listed_chunks(second_order(q, summaries, c.scale), own, c);
-    score = score.masked_fill(listed == 0, -kInfinity);
-  }
-  const at::Tensor best = std::get<1>(ranked(score, own)).slice(-1, 0, c.top_k);
+  const at::Tensor score =
+      c.selection == "approx" ? q.matmul(summaries.select(3, 0).mT()) : exact_scores(logits, c);
+  const at::Tensor candidates =
+      score.masked_fill(at::arange(score.size(-1), own.options()) >= own, -kInfinity);
+  const at::Tensor best =
+      std::get<1>(candidates.sort(/*stable=*/true, -1, /*descending=*/true)).slice(-1, 0, c.top_k);
   const at::Tensor padded = at::constant_pad_nd(best, {0, c.top_k - best.size(-1)}, -1);
   return padded.masked_fill(at::arange(c.top_k, own.options()) >= own, -1);
 }
@@ -62,8 +42,8 @@ at::Tensor choose(const at::Tensor& q, const at::Tensor& summaries, const at::Te
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> top1_chunk_reference(
     const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t chunk_size, double scale,
-    std::string_view selection, int64_t top_k, const OptionalTensor& selected, int64_t shortlist,
-    int64_t rank, const OptionalTensor& summaries) {
+    std::string_view selection, int64_t top_k, const OptionalTensor& selected,
+    const OptionalTensor& summaries) {
   const auto real = real_dtype(sequence_dtype({q, k, v}));
   const int64_t time = q.size(1);
   const int64_t size = k.size(1);
@@ -79,11 +59,10 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> top1_chunk_reference(
   const at::Tensor own = chunk.slice(0, size - time).unsqueeze(1);
 
   const at::Tensor logits = scale * queries.matmul(keys.mT());
-  const Choice choice{selection, chunk_size, top_k, shortlist, scale};
+  const Choice choice{selection, chunk_size, top_k};
   const auto chosen = [&] {
     if (selection == "exact") return choose(queries, {}, logits, own, choice);
-    const at::Tensor kept =
-        summaries ? *summaries : chunk_summaries(k, chunk_size, selection == "approx" ? 0 : rank);
+    const at::Tensor kept = summaries ? *summaries : chunk_summaries(k, chunk_size);
     const at::Tensor all = k.scalar_type() == at::kBFloat16 ? joined_summaries(kept) : kept;
     return choose(
         queries,

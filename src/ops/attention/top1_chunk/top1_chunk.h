@@ -10,24 +10,20 @@ namespace assay::ops {
 
 // q [B, T, H, D]; k, v [B, S, Hk, D], S ≥ T: the queries are the last T of S positions, and chunk c
 // holds positions [c·chunk_size, (c + 1)·chunk_size) whatever T is, so a sequence may be cut
-// anywhere. Hk divides H. selection: "exact", "approx" or "shortlist", which scores `shortlist` ≥
-// top_k chunks exactly, those that chunk_summaries of this rank propose. selected
-// [B, H, T, top_k] int64 forces the choice; what is no candidate of its query counts as −1.
-// summaries: chunk_summaries(k, chunk_size, rank) (rank 0 but for the shortlist), by a caller who
-// keeps them; or more chunks of it. Returns out [B, T, H, D] in the dtype of q, logsumexp
-// [B, H, T] in float32 (float64 when anything of q, k, v is) and the choice [B, H, T, top_k] int64,
-// best first, −1 for none. Gradients for q, k, v through out alone. float64, float32, bfloat16.
-// ValueError naming the argument when a shape, dtype or value does not fit. NaN in a query gives a
-// row of NaN; a chunk with a NaN score counts as the best.
+// anywhere. Hk divides H. selection: "exact" or "approx". selected [B, H, T, top_k] int64 forces
+// the choice; what is no candidate of its query counts as −1. summaries, which approx reads:
+// chunk_summaries(k, chunk_size), by a caller who keeps them; or more chunks of it. Returns out
+// [B, T, H, D] in the dtype of q, logsumexp [B, H, T] in float32 (float64 when anything of q, k, v
+// is) and the choice [B, H, T, top_k] int64, best first, −1 for none. Gradients for q, k, v through
+// out alone. float64, float32, bfloat16. ValueError naming the argument when a shape, dtype or
+// value does not fit. NaN in a query gives a row of NaN; a chunk with a NaN score counts as the
+// best.
 // Few queries of many positions (decoding) read the summaries, or (exact) all keys, and
 // the chunks chosen.
-// On CUDA, lists of many queries at a time may lack some of the `shortlist` best if `shortlist` is
-// above 8 and there are more than 32 candidates; kernel.h says when. Above 16, such calls
-// are composed from tensor arithmetic, or take the steps' kernel if no gradient is wanted.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> top1_chunk(
     const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t chunk_size, double scale,
     std::string_view selection = "exact", int64_t top_k = 1,
-    const std::optional<at::Tensor>& selected = {}, int64_t shortlist = 16, int64_t rank = 7,
+    const std::optional<at::Tensor>& selected = {},
     const std::optional<at::Tensor>& summaries = {});
 
 // One decode step of sequences at positions of their own, on CUDA without gradients. q [B, H, D],
@@ -52,20 +48,16 @@ bool top1_chunk_decode_serves(const at::TensorOptions& options, int64_t head_dim
 std::tuple<at::Tensor, at::Tensor, at::Tensor> top1_chunk_reference(
     const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t chunk_size, double scale,
     std::string_view selection = "exact", int64_t top_k = 1,
-    const std::optional<at::Tensor>& selected = {}, int64_t shortlist = 16, int64_t rank = 7,
+    const std::optional<at::Tensor>& selected = {},
     const std::optional<at::Tensor>& summaries = {});
 
-// The mean μ and `rank` axes u_i of each full chunk of k [B, S, Hk, D]: [B, ⌊S / chunk_size⌋, Hk, 1
-// + rank, D] in float32 (float64 for float64), no gradient. With A = mean (k − μ)(k − μ)ᵀ, x_i = k
-// − μ at position ⌊i · chunk_size / rank⌋ of the chunk, and the columns of S A x_i at unit length:
-// Σ u_i u_iᵀ = A S (Sᵀ A S)⁻¹ Sᵀ A, Nyström's approximation of A from below after one step of the
-// power method; an axis that depends on those before it is 0.
-// The summaries of bfloat16 keys are bfloat16, [B, …, Hk, 2 + rank, D]: μ less its rounded value,
-// μ rounded, u_1, …, so that a step can leave the first unread.
-at::Tensor chunk_summaries(const at::Tensor& k, int64_t chunk_size, int64_t rank = 0);
-constexpr int64_t kLargestRank = 256;
+// The mean μ of each full chunk of k [B, S, Hk, D]: [B, ⌊S / chunk_size⌋, Hk, 1, D] in float32
+// (float64 for float64), no gradient. The summaries of bfloat16 keys are bfloat16,
+// [B, …, Hk, 2, D]: μ less its rounded value, and μ rounded, so that a step can leave the first
+// unread.
+at::Tensor chunk_summaries(const at::Tensor& k, int64_t chunk_size);
 
-// Those of bfloat16 keys as those of float32: [B, chunks, Hk, 1 + rank, D].
+// Those of bfloat16 keys as those of float32: [B, chunks, Hk, 1, D].
 at::Tensor joined_summaries(const at::Tensor& parts);
 
 }  // namespace assay::ops

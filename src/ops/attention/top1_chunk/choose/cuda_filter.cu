@@ -1,6 +1,6 @@
 // The exact choice in two steps. A first kernel sums cheap exponentials, whose error is bounded,
 // over the keys of each chunk, and lists the chunks that may be the best. Where more than one may
-// be, the pairs of query and chunk get exact scores as those of the shortlist do.
+// be, the pairs of query and chunk get exact scores (cuda_pairs.cu).
 //
 // The special-function unit computes every other exponential. The others are cheap: 2^x with a
 // mantissa that is linear between powers of two, which is between 2^x and 1.0615 2^x. The bits of

@@ -1,6 +1,5 @@
 #pragma once
-// QueryTile scored against tiles of columns that the copy engine brings in: what the choice and
-// the shortlist share.
+// QueryTile scored against tiles of columns that the copy engine brings in.
 #include "ops/attention/top1_chunk/cuda_passes.cuh"
 #include "ops/cuda/attention.cuh"
 #include "ops/cuda/pipeline.cuh"
@@ -8,25 +7,12 @@
 
 namespace assay::ops::cuda::top1 {
 
-constexpr int kRows = 64;       // queries of a warpgroup
-constexpr int kTileRows = 128;  // rows of a tile of summaries
-
-// A chunk has kParts rows: its mean and what rounding left of it, all first parts of a tile before
-// all second ones; or its mean and axes, where rows of eight chunks make kParts n-tiles, so that a
-// lane holds all of a chunk's products.
-template <int kParts>
-struct Layout {
-  static constexpr int kChunks = kTileRows / kParts;
-  static constexpr int kGroup = kParts == 2 ? kChunks : 8;
-  __device__ static int row(int chunk, int part) {
-    return (chunk % kChunks / kGroup * kParts + part) * kGroup + chunk % kGroup;
-  }
-};
-inline int summary_parts(const Top1ChunkForward& p) {
-  return p.selection == Selection::approx ? 2 : p.rank <= 3 ? 4 : 8;
-}
+constexpr int kRows = 64;  // queries of a warpgroup
+// A tile of summaries: the means of kTileChunks chunks, and then what rounding left of them.
+constexpr int kTileChunks = 64;
+constexpr int kTileRows = 2 * kTileChunks;
 inline int64_t summary_tiles(const Top1ChunkForward& p) {
-  return ceil_div(ceil_div(p.time, p.chunk_size), kTileRows / summary_parts(p));
+  return ceil_div(all_chunks(p), kTileChunks);
 }
 // Tiles of a key head after those of the one before. cuda_summaries.cu
 bf16* take_summaries(const Top1ChunkForward& p, WorkspaceArena& arena);
@@ -86,7 +72,7 @@ struct ScoreSmem {
 };
 
 // One thread copies tile after tile: the first of a producer warp (score_tiles), or of the block
-// (score_whole_tiles).
+// (score_summaries).
 template <int D, int kTile>
 __device__ void produce_tile(const ScoreSmem<D, kTile>& shared, const bf16* from, int i) {
   constexpr int kStages = ScoreSmem<D, kTile>::kStages;
@@ -148,15 +134,14 @@ __device__ void score_tiles(const ScoreSmem<D, kTile>& shared, int count, Use&& 
   }
 }
 
-// As score_tiles, with the queries in registers, a whole tile at a time: use(scores, tile number).
-// A tile's column is the sum of kTile / kColumns rows of it. While a warpgroup waits for its
-// products, others use theirs. A thread brings the tiles in, not a warp of its own: by all threads
-// of the block, which are warpgroups of queries.
-template <int D, int kTile, int kColumns, class Use>
-__device__ void score_whole_tiles(const ScoreSmem<D, kTile>& shared, const bf16* from, int count,
-                                  Use&& use) {
-  using Tile = WgmmaTile<D, kTile>;
-  static_assert(kTile == 128 && (kColumns == 64 || kColumns == 128));
+// As score_tiles, of tiles of summaries, with the queries in registers, a whole tile at a time:
+// use(scores of its chunks, tile number). While a warpgroup waits for its products, others use
+// theirs. A thread brings the tiles in, not a warp of its own: by all threads of the block, which
+// are warpgroups of queries.
+template <int D, class Use>
+__device__ void score_summaries(const ScoreSmem<D, kTileRows>& shared, const bf16* from, int count,
+                                Use&& use) {
+  using Tile = WgmmaTile<D, kTileRows>;
   const WgmmaDescriptor first = warp_uniform(Tile{shared.tile(0)}.rows());
   const auto produce = [&](int i) {
     if (threadIdx.x == 0 && i < count) produce_tile(shared, from, i);
@@ -171,15 +156,14 @@ __device__ void score_whole_tiles(const ScoreSmem<D, kTile>& shared, const bf16*
     produce(i + shared.kStages - 1);
     __syncwarp();
     shared.pipeline.consumer_wait(state);
-    const WgmmaDescriptor tile = first + state.stage * (kTile * D / 8);
-    float s[kColumns / 8][4];
+    const WgmmaDescriptor tile = first + state.stage * (kTileRows * D / 8);
+    float s[kTileChunks / 8][4];
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < D / 16; ++k) wgmma<64, false>(s, q[k], tile + Tile::rows_at(0, k), k > 0);
 #pragma unroll
     for (int k = 0; k < D / 16; ++k)
-      wgmma<64, false, kColumns / 8 - 8>(s, q[k], tile + Tile::rows_at(64, k),
-                                         kColumns == 64 || k > 0);
+      wgmma<64, false>(s, q[k], tile + Tile::rows_at(kTileChunks, k), true);
     wgmma_commit_group();
     wgmma_wait_group<0>(s);
     shared.pipeline.consumer_release(state.stage);

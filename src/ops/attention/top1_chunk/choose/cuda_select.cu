@@ -115,7 +115,7 @@ template <int D, bool kFirst>
 __global__ void __launch_bounds__(kApproxGroups * 128, D == 64 ? 3 : 1)
     approx_kernel(Top1ChunkForward p, SelectWorkspace scratch, int tiles, int rank) {
   const QueryTile mine(p, kApproxGroups * kRows);
-  constexpr int kChunks = Layout<2>::kChunks;
+  constexpr int kChunks = kTileChunks;
   const ScoreSmem<D, kTileRows> shared(kApproxGroups);
   const int count = (mine.candidates + kChunks - 1) / kChunks;
   const bf16* from =
@@ -123,17 +123,16 @@ __global__ void __launch_bounds__(kApproxGroups * 128, D == 64 ? 3 : 1)
   score_block<D, kApproxGroups>(shared, from, count, p, mine, [&] {
     const int common = mine.first / int(p.chunk_size);  // these are every query's candidates
     Best best[2] = {{p, mine, 0, scratch.previous, rank}, {p, mine, 1, scratch.previous, rank}};
-    score_whole_tiles<D, kTileRows, kChunks>(
-        shared, from, count, [&](const float(&s)[kChunks / 8][4], int tile) {
-          const int column = tile * kChunks + threadIdx.x % 4 * 2;
-          const auto offer = [&](auto all) {
-            constexpr bool kAll = decltype(all)::value;
-            best[0].template offer_tile<kFirst, kAll>(s, 0, column);
-            best[1].template offer_tile<kFirst, kAll>(s, 1, column);
-          };
-          if ((tile + 1) * kChunks <= common) offer(std::true_type{});
-          else offer(std::false_type{});
-        });
+    score_summaries<D>(shared, from, count, [&](const float(&s)[kChunks / 8][4], int tile) {
+      const int column = tile * kChunks + threadIdx.x % 4 * 2;
+      const auto offer = [&](auto all) {
+        constexpr bool kAll = decltype(all)::value;
+        best[0].template offer_tile<kFirst, kAll>(s, 0, column);
+        best[1].template offer_tile<kFirst, kAll>(s, 1, column);
+      };
+      if ((tile + 1) * kChunks <= common) offer(std::true_type{});
+      else offer(std::false_type{});
+    });
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       best[i].join(1);
@@ -221,13 +220,11 @@ SelectWorkspace::SelectWorkspace(const Top1ChunkForward& p, WorkspaceArena& aren
       key_norm(arena.take<float>(p.batch * p.kv_heads * all_chunks(p))),
       previous(p.top_k > 1 ? arena.take<float>(p.batch * p.heads * p.time) : nullptr),
       again(filters_chunks(p) ? arena.take<int>(query_blocks(p, kExactGroups)) : nullptr),
-      slots(pair_slots(p)),
-      listed(arena.take<uint16_t>(p.batch * p.heads * p.time * slots)),
-      scores(arena.take<float>(p.batch * p.heads * p.time * slots)),
-      pairs(p, arena, slots, kPairRun) {}
+      listed(arena.take<uint16_t>(p.batch * p.heads * p.time * listed_chunks(p))),
+      scores(arena.take<float>(p.batch * p.heads * p.time * listed_chunks(p))),
+      pairs(p, arena, listed_chunks(p), kPairRun) {}
 
 void select_chunks(const Top1ChunkForward& p, const SelectWorkspace& scratch, Stream stream) {
-  if (p.selection == Selection::shortlist) return select_shortlist(p, scratch, stream);
   const bool approx = p.selection == Selection::approx;
   if (approx) summarise(p, scratch.columns, stream);
   with_head_dim(p.head_dim, [&](auto d) {

@@ -19,16 +19,12 @@ struct StepScratch {
   R* out;
   R* logits;
   R* best;
-  R* cheap;
-  int64_t* listed;
   StepScratch(WorkspaceArena& carve, const Problem<R>& p)
       : q(carve.take<R>(p.depth)),
         row(carve.take<R>(p.depth)),
         out(carve.take<R>(p.depth)),
         logits(carve.take<R>(padded<R>((p.top_k + 1) * p.C))),
-        best(carve.take<R>(p.top_k)),
-        cheap(carve.take<R>(p.shortlist)),
-        listed(carve.take<int64_t>(p.shortlist)) {}
+        best(carve.take<R>(p.top_k)) {}
 };
 
 // A query t of head h, read as s.q = scale · log₂e · q; its chunk is `own`.
@@ -46,25 +42,17 @@ struct Step {
              p.depth, s.row);
     return dot(s.q, s.row, p.depth);
   }
-  // Row i of a chunk's summary, times the query; in bfloat16, row −1 is what rounding left
-  // of row 0.
+  // Row i of a chunk's summary, times the query.
   R with_summary(int64_t chunk, int64_t i) const {
     const int64_t parts = p.dtype == DType::bf16 ? 2 : 1;
-    const int64_t offset = (h / p.group * (parts + p.rank) + parts - 1 + i) * p.head_dim;
+    const int64_t offset = (h / p.group * parts + i) * p.head_dim;
     read_row(element(p.summaries, p.dtype, b, chunk, offset), p.dtype, p.head_dim, p.depth, s.row);
     return dot(s.q, s.row, p.depth);
   }
-  // The mean as it ranks chunks by, whatever the scale, or the cheap score in powers of two.
-  R first_order(int64_t chunk) const {
-    return with_summary(chunk, 0) + (p.dtype == DType::bf16 ? with_summary(chunk, -1) : R(0));
-  }
-  R second_order(int64_t chunk) const {
-    R squares = 0;
-    for (int64_t i = 1; i <= p.rank; ++i) {
-      const R x = with_summary(chunk, i);
-      squares += x * x;
-    }
-    return first_order(chunk) + R(0.5 / kLog2E) * squares;
+  // In bfloat16, row 0 is what rounding left of the mean in row 1.
+  R approximate(int64_t chunk) const {
+    if (p.dtype != DType::bf16) return with_summary(chunk, 0);
+    return with_summary(chunk, 1) + with_summary(chunk, 0);
   }
   R exact(int64_t chunk) const {
     for (int64_t j = 0; j < p.C; ++j) s.logits[j] = with(p.k, chunk * p.C + j);
@@ -73,18 +61,9 @@ struct Step {
 
   void choose(int64_t* selected) const {
     std::fill_n(selected, p.top_k, int64_t{-1});
-    if (p.selection == Selection::shortlist) return choose_listed(selected);
     for (int64_t c = 0; c < own; ++c)
-      consider(p.selection == Selection::exact ? exact(c) : first_order(c), c, c, p.top_k, s.best,
+      consider(p.selection == Selection::exact ? exact(c) : approximate(c), c, c, p.top_k, s.best,
                selected);
-  }
-  void choose_listed(int64_t* selected) const {
-    for (int64_t c = 0; c < own; ++c)
-      consider(second_order(c), c, c, p.shortlist, s.cheap, s.listed);
-    const int64_t count = std::min(own, p.shortlist);
-    std::sort(s.listed, s.listed + count);
-    for (int64_t i = 0; i < count; ++i)
-      consider(exact(s.listed[i]), s.listed[i], i, p.top_k, s.best, selected);
   }
 
   // f(position, number) for every key read.

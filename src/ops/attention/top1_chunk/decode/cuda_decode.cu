@@ -1,6 +1,5 @@
 // Few queries with a long past: one block per query and head. Scores of all candidates, of which
-// the best are kept; then the keys and the values of the chunks read.
-// Nothing is read twice but the shortlist's keys.
+// the best are kept; then the keys and the values of the chunks read. Nothing is read twice.
 #include <algorithm>
 
 #include "ops/attention/top1_chunk/cuda_passes.cuh"
@@ -15,7 +14,7 @@ namespace {
 // threads and warps of a block, at most; fewer where blocks are many
 constexpr int kMaxThreads = 256;
 constexpr int kMaxWarps = kMaxThreads / 32;
-constexpr int kMaxKept = 64;     // largest top_k and shortlist
+constexpr int kMaxKept = 64;     // largest top_k
 constexpr int kMaxRead = 16384;  // keys of a query
 // shared memory of a block that does not hold scores, at most
 constexpr size_t kOtherBytes = 35 << 10;
@@ -153,7 +152,7 @@ struct Step {
   __device__ T* summary(int64_t c, int i) const {
     const View summaries = cache(2, p.summaries);
     return static_cast<T*>(summaries.data) + b * summaries.batch_stride +
-           c * summaries.time_stride + (kv * (kParts + p.rank) + kParts - 1 + i) * D;
+           c * summaries.time_stride + (kv * kParts + kParts - 1 + i) * D;
   }
 
   // Rows [first, first + count) of x go to the L2 cache, so that no thread has to wait
@@ -173,11 +172,10 @@ struct Step {
   __device__ void put_score(int id, R score) const {
     scores()[id] = isnan(score) ? R(INFINITY) : score;
   }
-  // Scores of the first `count` chunks, or of those in s.kept.
-  __device__ void score_exactly(int count, bool of_kept) const {
+  // Scores of all chunks from their keys.
+  __device__ void score_exactly() const {
     const Keys keys(query);
-    for (int i = threadIdx.x / 32; i < count; i += blockDim.x / 32) {
-      const int id = of_kept ? s.kept[i] : i;
+    for (int id = threadIdx.x / 32; id < own; id += blockDim.x / 32) {
       R top = -INFINITY;
       R sum = 0;
       each_row<Keys>(
@@ -196,20 +194,18 @@ struct Step {
       if (threadIdx.x % 32 == 0) put_score(id, all + log2(sum));
     }
   }
-  // Scores of all chunks from rows of their summaries: both parts of the mean, or (listed) the mean
-  // and axes. There is one group of lanes per chunk.
-  __device__ void score_by_summary(bool listed) const {
+  // Scores of all chunks from both parts of their means. There is one group of lanes per chunk.
+  __device__ void score_by_summary() const {
     const Keys keys(query);
     const int groups = blockDim.x / Keys::kLanes;
-    const int rows = listed ? int(p.rank) + 1 : kParts;
     for (int base = 0; base < own; base += groups) {
       const int i = base + threadIdx.x / Keys::kLanes;
       R score = 0;
       each_row<Keys>(
-          0, 1, rows, [&](int r) { return summary(min(i, own - 1), listed ? r : -r); },
+          0, 1, kParts, [&](int r) { return summary(min(i, own - 1), -r); },
           [&](int r, const typename Keys::Row& x) {
             const R y = keys.dot(x);
-            if (r < rows) score += r == 0 || !listed ? y : R(0.5 * kLn2Double) * y * y;
+            if (r < kParts) score += y;
           });
       if (Keys::lane() == 0 && i < own) put_score(i, score);
     }
@@ -248,22 +244,21 @@ struct Step {
     }
     return best;
   }
-  // The `n` best of them, best first, ties to the lower number, to s.kept; −1: none left.
-  __device__ void keep_best(int count, bool of_kept, int n) const {
+  // The top_k best of them, best first, ties to the lower number, to s.kept; −1: none left.
+  __device__ void keep_best() const {
     int kept = -1;  // chunk of rank threadIdx.x
     Best before{INFINITY, 0, -1};
-    for (int rank = 0; rank < n; ++rank) {
+    for (int rank = 0; rank < p.top_k; ++rank) {
       __syncthreads();
       Best best;
-      for (int i = threadIdx.x; i < count; i += blockDim.x) {
-        const int id = of_kept ? s.kept[i] : i;
+      for (int id = threadIdx.x; id < own; id += blockDim.x) {
         if (better(before.score, before.id, scores()[id], id)) best.offer(scores()[id], id);
       }
       before = of_block<1>(best);
       if (threadIdx.x == rank && before.id != INT_MAX) kept = before.id;
     }
     __syncthreads();
-    if (threadIdx.x < n) s.kept[threadIdx.x] = kept;
+    if (threadIdx.x < p.top_k) s.kept[threadIdx.x] = kept;
     __syncthreads();
   }
   // The best by the high parts of the means, whose scores are kept. `rest` bounds the sum that the
@@ -318,16 +313,11 @@ struct Step {
   // The chunks read in addition to its own, to s.kept.
   __device__ void choose() const {
     const bool exact = p.selection == Selection::exact;
-    const bool listed = p.selection == Selection::shortlist;
     if (own == 0) return;
-    if (p.selection == Selection::approx && p.top_k == 1) return choose_one_by_mean();
-    if (exact) score_exactly(own, false);
-    else score_by_summary(listed);
-    keep_best(own, false, int(listed ? p.shortlist : p.top_k));
-    if (!listed) return;
-    const int count = min(int(p.shortlist), own);
-    score_exactly(count, true);
-    keep_best(count, true, int(p.top_k));
+    if (!exact && p.top_k == 1) return choose_one_by_mean();
+    if (exact) score_exactly();
+    else score_by_summary();
+    keep_best();
   }
 
   // The summary of the own chunk, which is full: its mean, in the caches.
@@ -483,8 +473,7 @@ static size_t score_bytes(const Top1ChunkForward& p) {
 
 const char* why_no_step(const Top1ChunkForward& p) {
   if (const char* why_not = why_not_head_dim(p.head_dim)) return why_not;
-  if (p.top_k > top1::kMaxKept || p.shortlist > top1::kMaxKept)
-    return "takes a top_k and a shortlist of 64 at most";
+  if (p.top_k > top1::kMaxKept) return "takes a top_k of 64 at most";
   if ((p.top_k + 1) * p.chunk_size > top1::kMaxRead) return "reads at most 16,384 keys per query";
   if (score_bytes(p) > max_shared_bytes() - top1::kOtherBytes)
     return "keeps at most 192 KB of scores per query, and 64 KB on GPUs other than Hopper";
