@@ -26,18 +26,18 @@ __global__ void __launch_bounds__(kElementwiseThreads)
 }
 
 template <class F>
-void elementwise(const Elementwise<F>& p, const void* dy, void* out, Stream stream) {
-  with_vectors(p.dtype, p.size, {p.x, dy, out}, [&]<class T>(T, auto size) {
+void elementwise(const Elementwise<F>& args, const void* dy, void* out, Stream stream) {
+  with_vectors(args.dtype, args.size, {args.x, dy, out}, [&]<class T>(T, auto size) {
     using V = Vec<T, size()>;
-    const int64_t vectors = p.size / size();
+    const int64_t vectors = args.size / size();
     launch_threads(elementwise_kernel<F, T, size()>, vectors, kElementwiseThreads, stream,
-                   static_cast<const V*>(p.x), static_cast<const V*>(dy), static_cast<V*>(out),
+                   static_cast<const V*>(args.x), static_cast<const V*>(dy), static_cast<V*>(out),
                    vectors);
   });
 }
 template <class F>
-void elementwise(const Elementwise<F>& p, Stream stream) {
-  elementwise(p, nullptr, p.y, stream);
+void elementwise(const Elementwise<F>& args, Stream stream) {
+  elementwise(args, nullptr, args.y, stream);
 }
 template <class F>
 void elementwise(const ElementwiseBackward<F>& bwd, Stream stream) {

@@ -67,19 +67,19 @@ struct RowwiseElements {
       else access(out[n - F::kRealOutputs], static_cast<T*>(const_cast<void*>(pointers[n])));
     }
   }
-  __device__ void load_parameters(const Rowwise<F>& p, int64_t group, int64_t first) {
-    const R* from = static_cast<const R*>(p.parameters) + group * p.width + first;
+  __device__ void load_parameters(const Rowwise<F>& args, int64_t group, int64_t first) {
+    const R* from = static_cast<const R*>(args.parameters) + group * args.width + first;
 #pragma unroll
     for (int n = 0; n < F::kParameters; ++n)
-      parameters[n] = *reinterpret_cast<const Vec<R, kSize>*>(from + n * p.groups * p.width);
+      parameters[n] = *reinterpret_cast<const Vec<R, kSize>*>(from + n * args.groups * args.width);
   }
-  __device__ void load_inputs(const Rowwise<F>& p, int64_t row, int64_t group, int64_t offset) {
+  __device__ void load_inputs(const Rowwise<F>& args, int64_t row, int64_t group, int64_t offset) {
     for (int n = 0; n < F::kStatistics; ++n)
-      statistics[n] = static_cast<const R*>(p.statistics[n])[row * p.groups + group];
+      statistics[n] = static_cast<const R*>(args.statistics[n])[row * args.groups + group];
 #pragma unroll
     for (int n = 0; n < F::kInputs; ++n)
-      in[n] = *reinterpret_cast<const Vec<T, kSize>*>(static_cast<const T*>(p.in[n]) +
-                                                      row * p.row_stride[n] + offset);
+      in[n] = *reinterpret_cast<const Vec<T, kSize>*>(static_cast<const T*>(args.in[n]) +
+                                                      row * args.row_stride[n] + offset);
   }
   __device__ void get(int k, R (&x)[F::kInputs], R (&w)[kWeights]) const {
     for (int n = 0; n < F::kInputs; ++n) x[n] = to_compute(in[n][k]);
@@ -100,24 +100,24 @@ struct RowwiseElements {
 
 template <class F, class T, int kSize>
 __global__ void __launch_bounds__(kMaxRowwiseThreads)
-    rowwise_forward_kernel(const __grid_constant__ Rowwise<F> p, int threads) {
+    rowwise_forward_kernel(const __grid_constant__ Rowwise<F> args, int threads) {
   using R = Real<T>;
   using E = RowwiseElements<F, T, kSize>;
   const int64_t wanted =
       blockIdx.x * int64_t(blockDim.x / unsigned(threads)) + threadIdx.x / unsigned(threads);
-  const int64_t part = min(wanted, p.rows * p.groups - 1);
-  const int64_t row = quotient(part, p.groups);
-  const int64_t group = part - row * p.groups;
+  const int64_t part = min(wanted, args.rows * args.groups - 1);
+  const int64_t row = quotient(part, args.groups);
+  const int64_t group = part - row * args.groups;
   const int64_t first = threadIdx.x % unsigned(threads) * kSize;
-  const int64_t offset = group * p.width + first;
+  const int64_t offset = group * args.width + first;
   E e;
   R x[F::kInputs];
   R w[E::kWeights];
   R y[F::kOutputs];
   R sums[kAtLeastOne<F::kSums>] = {};
-  if (first < p.width) {
-    e.load_inputs(p, row, group, offset);
-    e.load_parameters(p, group, first);
+  if (first < args.width) {
+    e.load_inputs(args, row, group, offset);
+    e.load_parameters(args, group, first);
   }
   if constexpr (F::kSums > 0) {
 #pragma unroll
@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(kMaxRowwiseThreads)
       for (int n = 0; n < F::kSums; ++n) sums[n] += terms[n];
     }
     part_sum(sums, threads);
-    F::finish(sums, R(p.width), R(p.eps));
+    F::finish(sums, R(args.width), R(args.eps));
   }
 #pragma unroll
   for (int k = 0; k < kSize; ++k) {
@@ -136,9 +136,9 @@ __global__ void __launch_bounds__(kMaxRowwiseThreads)
     F::forward(x, w, sums, y);
     e.set_outputs(k, y);
   }
-  if (part < wanted || first >= p.width) return;
-  const int64_t to = row * p.groups * p.width + offset;
-  e.for_each_output(p.out, [&](auto& vector, auto* out) {
+  if (part < wanted || first >= args.width) return;
+  const int64_t to = row * args.groups * args.width + offset;
+  e.for_each_output(args.out, [&](auto& vector, auto* out) {
     *reinterpret_cast<std::decay_t<decltype(vector)>*>(out + to) = vector;
   });
 }
@@ -152,27 +152,27 @@ __global__ void __launch_bounds__(kMaxRowwiseThreads)
   using R = Real<T>;
   using E = RowwiseElements<F, T, kSize>;
   constexpr int kSums = F::kSums + F::kBackwardSums;
-  const Rowwise<F>& p = bwd.forward;
+  const Rowwise<F>& args = bwd.forward;
   const int64_t worker = (blockIdx.x * int64_t{blockDim.x} + threadIdx.x) / threads;
-  const int64_t step = worker / p.groups;
-  const int64_t group = worker % p.groups;
+  const int64_t step = worker / args.groups;
+  const int64_t group = worker % args.groups;
   const int64_t first = threadIdx.x % threads * kSize;
-  const int64_t offset = group * p.width + first;
-  const bool has_elements = first < p.width && step < stride;
+  const int64_t offset = group * args.width + first;
+  const bool has_elements = first < args.width && step < stride;
   E e;
-  if (has_elements) e.load_parameters(p, group, first);
+  if (has_elements) e.load_parameters(args, group, first);
   R dparameters[E::kGradients][kSize] = {};
   // the number of rounds is that of all threads, because they add together
-  for (int64_t start = 0; start < p.rows; start += stride) {
+  for (int64_t start = 0; start < args.rows; start += stride) {
     const int64_t row = start + step;
-    const int64_t at = row * p.groups * p.width + offset;
-    const bool active = has_elements && row < p.rows;
+    const int64_t at = row * args.groups * args.width + offset;
+    const bool active = has_elements && row < args.rows;
     R x[F::kInputs];
     R w[E::kWeights];
     R dy[F::kOutputs];
     R part[kAtLeastOne<kSums>] = {};
     if (active) {
-      e.load_inputs(p, row, group, offset);
+      e.load_inputs(args, row, group, offset);
       e.for_each_output(bwd.dout, [&](auto& vector, auto* from) {
         vector = *reinterpret_cast<const std::decay_t<decltype(vector)>*>(from + at);
       });
@@ -188,14 +188,14 @@ __global__ void __launch_bounds__(kMaxRowwiseThreads)
         for (int n = 0; n < kSums; ++n) part[n] += active ? terms[n] : R(0);
       }
       part_sum(part, threads);
-      F::finish(part, R(p.width), R(p.eps));
-      F::finish_backward(part, R(p.width), R(p.eps));
+      F::finish(part, R(args.width), R(args.eps));
+      F::finish_backward(part, R(args.width), R(args.eps));
     }
     if (!active) continue;
     if constexpr (F::kStatisticGradients)
       for (int n = 0; n < F::kStatistics; ++n)
         if (first == 0)
-          static_cast<R*>(bwd.dstatistics[n])[row * p.groups + group] =
+          static_cast<R*>(bwd.dstatistics[n])[row * args.groups + group] =
               part[kSums - F::kStatistics + n];
 #pragma unroll
     for (int k = 0; k < kSize; ++k) {
@@ -216,7 +216,7 @@ __global__ void __launch_bounds__(kMaxRowwiseThreads)
 #pragma unroll
   for (int n = 0; n < kParameterGradients<F>; ++n)
     for (int k = 0; k < kSize; ++k)
-      sums[(step * kParameterGradients<F> + n) * p.groups * p.width + offset + k] =
+      sums[(step * kParameterGradients<F> + n) * args.groups * args.width + offset + k] =
           dparameters[n][k];
 }
 
@@ -238,7 +238,7 @@ struct WarpPart {
   static constexpr int kTensors = F::kInputs + (kBackward ? F::kOutputs : 0);
   static constexpr size_t kBytes = 2 * kTensors * kVectors * kWarpPartThreads * sizeof(uint4);
   static_assert(kBytes <= kPortableSharedBytes);
-  const Rowwise<F>& p;
+  const Rowwise<F>& args;
   const void* const* dout;
   const int lanes;
   const int lane;
@@ -250,16 +250,16 @@ struct WarpPart {
   R statistics[kAtLeastOne<F::kStatistics>];
   R next_statistics[kAtLeastOne<F::kStatistics>];
 
-  __device__ WarpPart(const Rowwise<F>& p, const void* const* dout, int lanes)
-      : p(p),
+  __device__ WarpPart(const Rowwise<F>& args, const void* const* dout, int lanes)
+      : args(args),
         dout(dout),
         lanes(lanes),
         lane(int(threadIdx.x) & (lanes - 1)),
         slots(kWarpPartThreads / lanes),
         slot(int(threadIdx.x) / lanes),
-        width(int(p.width)),
-        block(quotient(blockIdx.x, p.groups)),
-        group(blockIdx.x - block * p.groups) {}
+        width(int(args.width)),
+        block(quotient(blockIdx.x, args.groups)),
+        group(blockIdx.x - block * args.groups) {}
   // Where in shared memory this thread has its vector j of tensor n of the row of a stage.
   __device__ Vec<T, kSize>* vector(int stage, int n, int j) const {
     extern __shared__ __align__(16) unsigned char stages[];
@@ -276,30 +276,30 @@ struct WarpPart {
     }
   }
   __device__ void fetch(int stage, int64_t start) {
-    const int64_t row = min(start + slot, p.rows - 1);
-    const int64_t part = row * p.groups + group;
+    const int64_t row = min(start + slot, args.rows - 1);
+    const int64_t part = row * args.groups + group;
     each([&](int j, int column, bool) {
 #pragma unroll
       for (int n = 0; n < F::kInputs; ++n)
-        cp_async_16(vector(stage, n, j), static_cast<const T*>(p.in[n]) + row * p.row_stride[n] +
-                                             group * width + column);
+        cp_async_16(vector(stage, n, j), static_cast<const T*>(args.in[n]) +
+                                             row * args.row_stride[n] + group * width + column);
 #pragma unroll
       for (int n = F::kInputs; n < kTensors; ++n)
         cp_async_16(vector(stage, n, j),
                     static_cast<const T*>(dout[n - F::kInputs]) + part * width + column);
     });
     for (int n = 0; n < F::kStatistics; ++n)
-      next_statistics[n] = static_cast<const R*>(p.statistics[n])[part];
+      next_statistics[n] = static_cast<const R*>(args.statistics[n])[part];
   }
   // f(stage, row). In the last round some rows are past the end, because lanes add together.
   template <class Work>
   __device__ void each_row(int64_t stride, Work&& f) {
     int64_t start = block * slots;
-    if (start < p.rows) fetch(0, start);
+    if (start < args.rows) fetch(0, start);
     cp_async_commit_group();
-    for (int stage = 0; start < p.rows; stage ^= 1) {
+    for (int stage = 0; start < args.rows; stage ^= 1) {
       for (int n = 0; n < F::kStatistics; ++n) statistics[n] = next_statistics[n];
-      if (start + stride < p.rows) fetch(stage ^ 1, start + stride);
+      if (start + stride < args.rows) fetch(stage ^ 1, start + stride);
       cp_async_commit_group();
       cp_async_wait_group<1>();
       f(stage, start + slot);
@@ -315,7 +315,7 @@ struct WarpPart {
 #pragma unroll
     for (int n = F::kInputs; n < kTensors; ++n) e.out[n - F::kInputs] = *vector(stage, n, j);
     for (int n = 0; n < F::kStatistics; ++n) e.statistics[n] = statistics[n];
-    e.load_parameters(p, group, column);
+    e.load_parameters(args, group, column);
     return e;
   }
   // The sums over the part of the terms that add(x, w, dy, terms) has for each number.
@@ -344,14 +344,14 @@ struct WarpPart {
 
 template <class F, class T, int kSize, int kVectors>
 __global__ void __launch_bounds__(kWarpPartThreads)
-    warp_part_forward_kernel(const __grid_constant__ Rowwise<F> p, int lanes, int64_t stride) {
+    warp_part_forward_kernel(const __grid_constant__ Rowwise<F> args, int lanes, int64_t stride) {
   using R = Real<T>;
   using Part = WarpPart<F, T, kSize, kVectors, false>;
-  Part part(p, nullptr, lanes);
+  Part part(args, nullptr, lanes);
   part.each_row(stride, [&](int stage, int64_t row) {
     R sums[kAtLeastOne<F::kSums>] = {};
     part.sum(stage, sums, [](const R* x, const R* w, const R*, R* t) { F::terms(x, w, t); });
-    F::finish(sums, R(p.width), R(p.eps));
+    F::finish(sums, R(args.width), R(args.eps));
     part.each([&](int j, int column, bool inside) {
       auto e = part.elements(stage, j, column);
       R x[F::kInputs];
@@ -363,10 +363,10 @@ __global__ void __launch_bounds__(kWarpPartThreads)
         F::forward(x, w, sums, y);
         e.set_outputs(k, y);
       }
-      if (!inside || row >= p.rows) return;
-      e.for_each_output(p.out, [&](auto& vector, auto* out) {
+      if (!inside || row >= args.rows) return;
+      e.for_each_output(args.out, [&](auto& vector, auto* out) {
         *reinterpret_cast<std::decay_t<decltype(vector)>*>(
-            out + (row * p.groups + part.group) * p.width + column) = vector;
+            out + (row * args.groups + part.group) * args.width + column) = vector;
       });
     });
   });
@@ -382,8 +382,8 @@ __global__ void __launch_bounds__(kWarpPartThreads, kVectors > 3 ? 3 : 4)
   using Part = WarpPart<F, T, kSize, kVectors, true>;
   constexpr int kGradients = Part::E::kGradients;
   constexpr int kSums = F::kSums + F::kBackwardSums;
-  const Rowwise<F>& p = bwd.forward;
-  Part part(p, bwd.dout, lanes);
+  const Rowwise<F>& args = bwd.forward;
+  Part part(args, bwd.dout, lanes);
   R dparameters[kVectors][kGradients][kSize] = {};
   part.each_row(stride, [&](int stage, int64_t row) {
     R of_part[kSums] = {};
@@ -391,9 +391,9 @@ __global__ void __launch_bounds__(kWarpPartThreads, kVectors > 3 ? 3 : 4)
       F::terms(x, w, t);
       F::backward_terms(x, w, dy, t + F::kSums);
     });
-    F::finish(of_part, R(p.width), R(p.eps));
-    F::finish_backward(of_part, R(p.width), R(p.eps));
-    if (row >= p.rows) return;
+    F::finish(of_part, R(args.width), R(args.eps));
+    F::finish_backward(of_part, R(args.width), R(args.eps));
+    if (row >= args.rows) return;
     part.each([&](int j, int column, bool inside) {
       auto e = part.elements(stage, j, column);
       R x[F::kInputs];
@@ -413,7 +413,7 @@ __global__ void __launch_bounds__(kWarpPartThreads, kVectors > 3 ? 3 : 4)
 #pragma unroll
       for (int n = 0; n < F::kInputs; ++n)
         *reinterpret_cast<Vec<T, kSize>*>(static_cast<T*>(bwd.din[n]) + row * bwd.din_stride[n] +
-                                          part.group * p.width + column) = e.in[n];
+                                          part.group * args.width + column) = e.in[n];
     });
   });
   if constexpr (kParameterGradients<F> > 0) {
@@ -430,8 +430,8 @@ __global__ void __launch_bounds__(kWarpPartThreads, kVectors > 3 ? 3 : 4)
               R& sum = added[((j * kGradients + n) * kSize + k) * 32 + part.lane];
               sum = turn > 0 ? sum + dparameters[j][n][k] : dparameters[j][n][k];
               if (turn + 1 == part.slots && inside)
-                sums[((part.block * kGradients + n) * p.groups + part.group) * p.width + column +
-                     k] = sum;
+                sums[((part.block * kGradients + n) * args.groups + part.group) * args.width +
+                     column + k] = sum;
             }
         });
       __syncthreads();
@@ -441,17 +441,18 @@ __global__ void __launch_bounds__(kWarpPartThreads, kVectors > 3 ? 3 : 4)
 
 // Rows between two rows of one thread: as many as `blocks` blocks per SM take together.
 template <class F>
-int64_t rowwise_stride(const Rowwise<F>& p, RowwiseShape shape, int blocks) {
-  return std::clamp<int64_t>(blocks * sm_count() * shape.parts_per_block() / p.groups, 1, p.rows);
+int64_t rowwise_stride(const Rowwise<F>& args, RowwiseShape shape, int blocks) {
+  return std::clamp<int64_t>(blocks * sm_count() * shape.parts_per_block() / args.groups, 1,
+                             args.rows);
 }
 
 template <class F>
-bool rowwise_aligned(const Rowwise<F>& p) {
-  const int64_t element = p.dtype == DType::f64 ? 8 : p.dtype == DType::f32 ? 4 : 2;
-  bool aligned = is_aligned(p.parameters, 16);
+bool rowwise_aligned(const Rowwise<F>& args) {
+  const int64_t element = args.dtype == DType::f64 ? 8 : args.dtype == DType::f32 ? 4 : 2;
+  bool aligned = is_aligned(args.parameters, 16);
   for (int n = 0; n < F::kInputs; ++n)
-    aligned = aligned && is_aligned(p.in[n], 16) && p.row_stride[n] * element % 16 == 0;
-  for (int n = 0; n < F::kOutputs; ++n) aligned = aligned && is_aligned(p.out[n], 16);
+    aligned = aligned && is_aligned(args.in[n], 16) && args.row_stride[n] * element % 16 == 0;
+  for (int n = 0; n < F::kOutputs; ++n) aligned = aligned && is_aligned(args.out[n], 16);
   return aligned;
 }
 
@@ -467,22 +468,22 @@ int resident_blocks(void (*kernel)(Parameters...), unsigned threads, size_t shar
 
 // Blocks per group, as many as `blocks` blocks per SM.
 template <class F>
-int64_t warp_part_blocks(const Rowwise<F>& p, int lanes, int blocks) {
-  return std::clamp<int64_t>(std::min(blocks, kWarpPartBlocks) * sm_count() / p.groups, 1,
-                             ceil_div(p.rows, kWarpPartThreads / lanes));
+int64_t warp_part_blocks(const Rowwise<F>& args, int lanes, int blocks) {
+  return std::clamp<int64_t>(std::min(blocks, kWarpPartBlocks) * sm_count() / args.groups, 1,
+                             ceil_div(args.rows, kWarpPartThreads / lanes));
 }
 // f(kVectors as a constant, launch) if parts of `width` numbers belong to lanes of warps; launch(
 // kernel, bytes, its first arguments…) returns the blocks per group. Returns whether it does.
 template <class T, int kSize, class F, class Run>
-bool with_warp_parts(const Rowwise<F>& p, Stream stream, Run&& f) {
-  const int64_t vectors = p.width / kSize;
+bool with_warp_parts(const Rowwise<F>& args, Stream stream, Run&& f) {
+  const int64_t vectors = args.width / kSize;
   if constexpr (F::kLongParts && kSize > 1 && sizeof(T) < 8) {
     if (vectors <= 32 || vectors > 192) return false;
     const int lanes = vectors > 48 ? 32 : 16;
     const auto launch = [&](auto kernel, size_t bytes, const auto&... arguments) {
       const int64_t blocks =
-          warp_part_blocks(p, lanes, resident_blocks(kernel, kWarpPartThreads, bytes));
-      launch_kernel(kernel, unsigned(blocks * p.groups), kWarpPartThreads, bytes, stream,
+          warp_part_blocks(args, lanes, resident_blocks(kernel, kWarpPartThreads, bytes));
+      launch_kernel(kernel, unsigned(blocks * args.groups), kWarpPartThreads, bytes, stream,
                     arguments..., lanes, blocks * (kWarpPartThreads / lanes));
       return blocks;
     };
@@ -504,48 +505,48 @@ bool rowwise_aligned(const RowwiseBackward<F>& bwd) {
 template <class F>
 size_t workspace_bytes(const RowwiseBackward<F>& bwd) {
   // single elements, which misaligned tensors take, need no more threads than 16 bytes do
-  const Rowwise<F>& p = bwd.forward;
-  const int64_t element = p.dtype == DType::f64 ? 8 : 4;
-  const int64_t size = 16 / (p.dtype == DType::bf16 ? 2 : element);
-  const int64_t vectors = p.width % size ? p.width : p.width / size;
+  const Rowwise<F>& args = bwd.forward;
+  const int64_t element = args.dtype == DType::f64 ? 8 : 4;
+  const int64_t size = 16 / (args.dtype == DType::bf16 ? 2 : element);
+  const int64_t vectors = args.width % size ? args.width : args.width / size;
   const RowwiseShape shape = rowwise_shape(vectors);
-  const int64_t sums = std::max(rowwise_stride(p, shape, int(2048 / shape.block)),
-                                F::kLongParts ? warp_part_blocks(p, 32, kWarpPartBlocks) : 0);
-  return size_t(sums * kParameterGradients<F> * p.groups * p.width * element);
+  const int64_t sums = std::max(rowwise_stride(args, shape, int(2048 / shape.block)),
+                                F::kLongParts ? warp_part_blocks(args, 32, kWarpPartBlocks) : 0);
+  return size_t(sums * kParameterGradients<F> * args.groups * args.width * element);
 }
 
 template <class F>
-void rowwise(const Rowwise<F>& p, Stream stream) {
-  with_vectors(p.dtype, p.width, rowwise_aligned(p), [&]<class T>(T, auto size) {
-    const int64_t parts = p.rows * p.groups;
+void rowwise(const Rowwise<F>& args, Stream stream) {
+  with_vectors(args.dtype, args.width, rowwise_aligned(args), [&]<class T>(T, auto size) {
+    const int64_t parts = args.rows * args.groups;
     const auto in_warps = [&](auto count, auto launch) {
       launch(warp_part_forward_kernel<F, T, size(), count()>,
-             WarpPart<F, T, size(), count(), false>::kBytes, p);
+             WarpPart<F, T, size(), count(), false>::kBytes, args);
     };
-    if (parts > kFewParts && with_warp_parts<T, size()>(p, stream, in_warps)) return;
-    const RowwiseShape shape = rowwise_shape(p.width / size());
+    if (parts > kFewParts && with_warp_parts<T, size()>(args, stream, in_warps)) return;
+    const RowwiseShape shape = rowwise_shape(args.width / size());
     launch_kernel(rowwise_forward_kernel<F, T, size()>,
-                  unsigned(ceil_div(parts, shape.parts_per_block())), shape.block, 0, stream, p,
+                  unsigned(ceil_div(parts, shape.parts_per_block())), shape.block, 0, stream, args,
                   int(shape.threads));
   });
 }
 
 template <class F>
 void rowwise(const RowwiseBackward<F>& bwd, void* workspace, Stream stream) {
-  const Rowwise<F>& p = bwd.forward;
-  with_vectors(p.dtype, p.width, rowwise_aligned(bwd), [&]<class T>(T, auto size) {
+  const Rowwise<F>& args = bwd.forward;
+  with_vectors(args.dtype, args.width, rowwise_aligned(bwd), [&]<class T>(T, auto size) {
     auto* sums = static_cast<Real<T>*>(workspace);
-    const int64_t columns = kParameterGradients<F> * p.groups * p.width;
+    const int64_t columns = kParameterGradients<F> * args.groups * args.width;
     const auto in_warps = [&](auto count, auto launch) {
       const int64_t blocks = launch(warp_part_backward_kernel<F, T, size(), count()>,
                                     WarpPart<F, T, size(), count(), true>::kBytes, bwd, sums);
       sum_rows(sums, bwd.dparameters, blocks, columns, stream);
     };
-    if (with_warp_parts<T, size()>(p, stream, in_warps)) return;
-    const RowwiseShape shape = rowwise_shape(p.width / size());
+    if (with_warp_parts<T, size()>(args, stream, in_warps)) return;
+    const RowwiseShape shape = rowwise_shape(args.width / size());
     const auto kernel = rowwise_backward_kernel<F, T, size()>;
-    const int64_t stride = rowwise_stride(p, shape, resident_blocks(kernel, shape.block));
-    launch_kernel(kernel, unsigned(ceil_div(stride * p.groups, shape.parts_per_block())),
+    const int64_t stride = rowwise_stride(args, shape, resident_blocks(kernel, shape.block));
+    launch_kernel(kernel, unsigned(ceil_div(stride * args.groups, shape.parts_per_block())),
                   shape.block, 0, stream, bwd, sums, int(shape.threads), stride);
     sum_rows(sums, bwd.dparameters, stride, columns, stream);
   });

@@ -94,12 +94,12 @@ struct Softmax {
 // A lane's numbers of two heads of the new token, rotated by its position. With QK-norm the heads
 // are then of these lengths.
 template <class T, int kLanes>
-__device__ void heads_of_token(const DecodeAttention& p, const T* const (&heads)[2],
+__device__ void heads_of_token(const DecodeAttention& args, const T* const (&heads)[2],
                                const float (&lengths)[2], int column, int position,
                                Packed<T> (&out)[2]) {
-  const bool inside = column < p.head_dim;
-  const bool rotates = p.cos && inside;
-  const int half = int(p.head_dim) / 2;
+  const bool inside = column < args.head_dim;
+  const bool rotates = args.cos && inside;
+  const int half = int(args.head_dim) / 2;
   const int other = column < half ? column + half : column - half;
   const int64_t angle = int64_t(position) * half + min(column, other);
   Packed<T> own[2];
@@ -111,8 +111,8 @@ __device__ void heads_of_token(const DecodeAttention& p, const T* const (&heads)
   }
   float cos[kColumns];
   float sin[kColumns];
-  unpack<float>(load_or_zero(p.cos + angle, rotates), cos);
-  unpack<float>(load_or_zero(p.sin + angle, rotates), sin);
+  unpack<float>(load_or_zero(args.cos + angle, rotates), cos);
+  unpack<float>(load_or_zero(args.sin + angle, rotates), sin);
 #pragma unroll
   for (int n = 0; n < 2; ++n) {
     float x[kColumns];
@@ -120,7 +120,7 @@ __device__ void heads_of_token(const DecodeAttention& p, const T* const (&heads)
     float factor = 1;
     unpack<T>(own[n], x);
     unpack<T>(others[n], y);
-    if (p.norm_scale) {
+    if (args.norm_scale) {
       float squares = 0;
 #pragma unroll
       for (int i = 0; i < kColumns; ++i) squares += x[i] * x[i];
@@ -173,7 +173,7 @@ __device__ float combine(const Part<kWidth>* parts, int count, int d, float& mos
 // kLanes · 8 ≥ D. Grid: blocks of a cluster, heads and rows in one dimension.
 template <class T, int kLanes>
 __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 3 : 2)
-    decode_kernel(const __grid_constant__ DecodeAttention p, unsigned cluster, int ring_mask) {
+    decode_kernel(const __grid_constant__ DecodeAttention args, unsigned cluster, int ring_mask) {
   constexpr int kGroups = kThreads / kLanes;
   constexpr int kWidth = kLanes * kColumns;
   constexpr int kTile = kGroups * kUnroll;  // keys that a block reads at a time
@@ -184,27 +184,27 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 3 : 2)
   __cluster_barrier_arrive_relaxed();  // a block sends its results when all blocks have begun
   const int block = blockIdx.x % cluster;
   const int d = threadIdx.x;
-  const unsigned heads = unsigned(p.heads);
-  const unsigned per_kv = heads / unsigned(p.kv_heads);
+  const unsigned heads = unsigned(args.heads);
+  const unsigned per_kv = heads / unsigned(args.kv_heads);
   const unsigned head = blockIdx.x / cluster % heads;
   const unsigned kv = head / per_kv;
-  const int64_t D = p.head_dim;
+  const int64_t D = args.head_dim;
   const int64_t row = blockIdx.x / cluster / heads;
-  const int position = int(p.positions ? p.positions[row] : p.position);
+  const int position = int(args.positions ? args.positions[row] : args.position);
   // Keys are numbered from the first one that the query sees. The new one is number `last`.
-  const int skipped = p.window > 0 ? max(position + 1 - int(p.window), 0) : 0;
-  const int last = p.positions ? position - skipped : int(p.length) - 1;
+  const int skipped = args.window > 0 ? max(position + 1 - int(args.window), 0) : 0;
+  const int last = args.positions ? position - skipped : int(args.length) - 1;
   const int group = threadIdx.x / kLanes;
   const int column = threadIdx.x % kLanes * kColumns;
   const bool inside = column < D;
-  T* const keys = (p.positions ? static_cast<T*>(p.row_caches[row][0])
-                               : static_cast<T*>(p.keys) + row * p.keys_stride) +
+  T* const keys = (args.positions ? static_cast<T*>(args.row_caches[row][0])
+                                  : static_cast<T*>(args.keys) + row * args.keys_stride) +
                   kv * D + column;
-  T* const values = (p.positions ? static_cast<T*>(p.row_caches[row][1])
-                                 : static_cast<T*>(p.values) + row * p.values_stride) +
+  T* const values = (args.positions ? static_cast<T*>(args.row_caches[row][1])
+                                    : static_cast<T*>(args.values) + row * args.values_stride) +
                     kv * D + column;
   __builtin_assume(__isGlobal(keys) && __isGlobal(values));
-  T* const out = static_cast<T*>(p.out) + (row * p.heads + head) * D;
+  T* const out = static_cast<T*>(args.out) + (row * args.heads + head) * D;
   if (last < 0) {
     griddep_wait();
     if (block == 0 && d < D) out[d] = from_compute<T>(0.f);
@@ -212,7 +212,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 3 : 2)
   }
   const int count = max(min((last + kKeys - 1) / kKeys, kParts), 1);
   const int length = (last + count - 1) / count;  // keys of a part
-  const int64_t stride = p.kv_heads * D;
+  const int64_t stride = args.kv_heads * D;
   const auto place_of = [&](int j) { return ((skipped + j) & ring_mask) * stride; };
 
   extern __shared__ uint4 ring[];  // [kDepth, kUnroll, keys and values, threads] of Packed<T>
@@ -251,26 +251,26 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 3 : 2)
   };
 #pragma unroll
   for (int slot = 0; slot < kDepth<T>; ++slot) request(slot);
-  if (p.cos && inside) {
+  if (args.cos && inside) {
     const int64_t half = D / 2;
     const int64_t angle = position * half + column % half;
-    prefetch_l2(p.cos + angle);
-    prefetch_l2(p.sin + angle);
+    prefetch_l2(args.cos + angle);
+    prefetch_l2(args.sin + angle);
   }
   griddep_wait();  // only the new tokens come from the kernel before this one
   const auto of_token = [&](const void* x, int64_t row_stride, int64_t h) {
     return static_cast<const T*>(x) + row * row_stride + h * D;
   };
-  const float slope = p.alibi_slopes ? p.alibi_slopes[head] * kLog2e : 0.f;
-  const Packed<T> value[1] = {load_or_zero(of_token(p.v, p.v_stride, kv) + column, inside)};
+  const float slope = args.alibi_slopes ? args.alibi_slopes[head] * kLog2e : 0.f;
+  const Packed<T> value[1] = {load_or_zero(of_token(args.v, args.v_stride, kv) + column, inside)};
   Packed<T> token[2];  // the query and the key
-  heads_of_token<T, kLanes>(p, {of_token(p.q, p.q_stride, head), of_token(p.k, p.k_stride, kv)},
-                            {p.norm_scale ? p.norm_scale[head] : 1.f, 1.f}, column, position,
-                            token);
+  heads_of_token<T, kLanes>(
+      args, {of_token(args.q, args.q_stride, head), of_token(args.k, args.k_stride, kv)},
+      {args.norm_scale ? args.norm_scale[head] : 1.f, 1.f}, column, position, token);
   float query[kColumns];  // times scale · log2(e), so that exp2 gives the weights
   unpack<T>(token[0], query);
 #pragma unroll
-  for (float& x : query) x *= float(p.scale) * kLog2e;
+  for (float& x : query) x *= float(args.scale) * kLog2e;
 
   int slot = 0;
   for (int part = block; part < count; part += int(cluster)) {

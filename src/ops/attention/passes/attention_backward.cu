@@ -104,11 +104,11 @@ __device__ void store_gradient(const View& to, const RowRange& mine, const float
 // streams, once for each head of a group.
 template <int D, bool kKeys, bool kValues, bool kAlibi, class Smem>
 __device__ void sum_parts(float (&sum)[D / 8][4], float (&values)[D / 8][4], const Smem& smem,
-                          const BackwardParams& p, const RowRange& mine, const Band& band,
+                          const BackwardParams& args, const RowRange& mine, const Band& band,
                           const Parts& all) {
   const int begin = mine.first + mine.group_row();
   const int row = mine.first + mine.row(0);
-  const int heads = kKeys ? p.shape.group() : 1;
+  const int heads = kKeys ? args.shape.group() : 1;
   const Parts seen = band.parts<kPart>(begin, mine.group_count());
   PipelineState<Smem::kStages> ring;
   smem.own_ready().wait(0);
@@ -124,12 +124,12 @@ __device__ void sum_parts(float (&sum)[D / 8][4], float (&values)[D / 8][4], con
   if constexpr (!kKeys) {
     for (int i = 0; i < 2; ++i) {
       // A row past the last query reads what another one has and is not written.
-      const int64_t at = mine.head * p.rows + min(row + i * 8, p.shape.time - 1);
-      logsumexp.of[i] = p.logsumexp[at];
-      delta.of[i] = p.delta[at];
+      const int64_t at = mine.head * args.rows + min(row + i * 8, args.shape.time - 1);
+      logsumexp.of[i] = args.logsumexp[at];
+      delta.of[i] = args.delta[at];
     }
   }
-  const float scale = kAlibi ? 1 : p.shape.scale;
+  const float scale = kAlibi ? 1 : args.shape.scale;
   float s[kPart / 8][4];
   float dp[kPart / 8][4];
   uint32_t weights[kPart / 16][4];
@@ -156,9 +156,9 @@ __device__ void sum_parts(float (&sum)[D / 8][4], float (&values)[D / 8][4], con
     if constexpr (kSamePart) logsumexp.load(smem.stats(ring.stage, 0));
     if constexpr (kAlibi) {
       const Alibi alibi =
-          Alibi::of<kKeys>(p.shape, kKeys ? mine.h * heads + head : mine.h, row, part * kPart);
-      each_element(s,
-                   [&](float& x, int n, int e) { x = fmaf(x, p.shape.scale, alibi.term(n, e)); });
+          Alibi::of<kKeys>(args.shape, kKeys ? mine.h * heads + head : mine.h, row, part * kPart);
+      each_element(
+          s, [&](float& x, int n, int e) { x = fmaf(x, args.shape.scale, alibi.term(n, e)); });
     }
     weigh(s, scale, logsumexp);
     if constexpr (kKeys && !kValues) delta.load(smem.stats(ring.stage, 1));
@@ -208,83 +208,86 @@ __device__ void sum_parts(float (&sum)[D / 8][4], float (&values)[D / 8][4], con
 
 template <int D, bool kAlibi>
 __global__ void __launch_bounds__(kGroups<D, false> * 128 + 128, 1)
-    query_kernel(const __grid_constant__ BackwardParams p) {
+    query_kernel(const __grid_constant__ BackwardParams args) {
   using Smem = StreamSmem<D, kPart, kGroups<D, false>, 2, 2>;
   const Smem smem;
-  const RowRange mine(p.shape.heads, p.shape.time, Smem::kRows, true);
-  const Band band = Band::of_queries(p.shape);
+  const RowRange mine(args.shape.heads, args.shape.time, Smem::kRows, true);
+  const Band band = Band::of_queries(args.shape);
   const Parts parts = band.parts<kPart>(mine.first, mine.count);
   smem.init();
   if (smem.is_producer()) {
     smem.producer_registers();
-    const int kv = mine.h / p.shape.group();
+    const int kv = mine.h / args.shape.group();
     smem.produce(
         parts.count(),
         [&](int which, bf16* to, Mbarrier full) {
-          load_rows<D, Smem::kRows>(to, which ? p.dout : p.q, mine.b, mine.first, mine.h, full);
+          load_rows<D, Smem::kRows>(to, which ? args.dout : args.q, mine.b, mine.first, mine.h,
+                                    full);
         },
         [&](int i, int which, bf16* to, Mbarrier full) {
-          load_rows<D, kPart>(to, which ? p.v : p.k, mine.b, (parts.begin + i) * kPart, kv, full);
+          load_rows<D, kPart>(to, which ? args.v : args.k, mine.b, (parts.begin + i) * kPart, kv,
+                              full);
         },
         [](int, int) { return nullptr; });
   } else {
     smem.consumer_registers();
     float sum[D / 8][4] = {};
     float values[D / 8][4];
-    sum_parts<D, false, false, kAlibi>(sum, values, smem, p, mine, band, parts);
-    store_gradient<D>(p.dq, mine, sum, p.shape.query_scale);
+    sum_parts<D, false, false, kAlibi>(sum, values, smem, args, mine, band, parts);
+    store_gradient<D>(args.dq, mine, sum, args.shape.query_scale);
   }
 }
 
 template <int D, bool kValues, bool kAlibi>
 __global__ void __launch_bounds__(kGroups<D, kValues> * 128 + 128, 1)
-    key_kernel(const __grid_constant__ BackwardParams p) {
+    key_kernel(const __grid_constant__ BackwardParams args) {
   using Smem = StreamSmem<D, kPart, kGroups<D, kValues>, 2, 2, true>;
   const Smem smem;
-  const RowRange mine(p.shape.kv_heads, p.shape.keys, Smem::kRows, false);
-  const Band band = Band::of_keys(p.shape);
+  const RowRange mine(args.shape.kv_heads, args.shape.keys, Smem::kRows, false);
+  const Band band = Band::of_keys(args.shape);
   const Parts parts = band.parts<kPart>(mine.first, mine.count);
   smem.init();
   if (smem.is_producer()) {
     smem.producer_registers();
-    const int head = mine.h * p.shape.group();
+    const int head = mine.h * args.shape.group();
     const int count = parts.count();
     auto row = [&](int i) { return (parts.begin + i % count) * kPart; };
     smem.produce(
-        count * p.shape.group(),
+        count * args.shape.group(),
         [&](int which, bf16* to, Mbarrier full) {
-          load_rows<D, Smem::kRows>(to, which ? p.v : p.k, mine.b, mine.first, mine.h, full);
+          load_rows<D, Smem::kRows>(to, which ? args.v : args.k, mine.b, mine.first, mine.h, full);
         },
         [&](int i, int which, bf16* to, Mbarrier full) {
-          load_rows<D, kPart>(to, which ? p.dout : p.q, mine.b, row(i), head + i / count, full);
+          load_rows<D, kPart>(to, which ? args.dout : args.q, mine.b, row(i), head + i / count,
+                              full);
         },
         [&](int i, int which) {
-          const int64_t at = int64_t{mine.b} * p.shape.heads + head + i / count;
-          return (which ? p.delta : p.logsumexp) + at * p.rows + row(i);
+          const int64_t at = int64_t{mine.b} * args.shape.heads + head + i / count;
+          return (which ? args.delta : args.logsumexp) + at * args.rows + row(i);
         });
   } else {
     smem.consumer_registers();
     float sum[D / 8][4] = {};
     float values[D / 8][4] = {};
-    sum_parts<D, true, kValues, kAlibi>(sum, values, smem, p, mine, band, parts);
-    store_gradient<D>(p.dk, mine, sum, fabsf(p.shape.query_scale));
-    if constexpr (kValues) store_gradient<D>(p.dv, mine, values, 1);
+    sum_parts<D, true, kValues, kAlibi>(sum, values, smem, args, mine, band, parts);
+    store_gradient<D>(args.dk, mine, sum, fabsf(args.shape.query_scale));
+    if constexpr (kValues) store_gradient<D>(args.dv, mine, values, 1);
   }
 }
 
 template <int D, bool kAlibi>
-void query_gradients(const BackwardParams& p, int64_t batch, Stream stream) {
+void query_gradients(const BackwardParams& args, int64_t batch, Stream stream) {
   using Smem = StreamSmem<D, kPart, kGroups<D, false>, 2, 2>;
   launch_kernel(query_kernel<D, kAlibi>,
-                unsigned(ceil_div(p.shape.time, Smem::kRows) * batch * p.shape.heads),
-                Smem::kThreads, Smem::kBytes, stream, p);
+                unsigned(ceil_div(args.shape.time, Smem::kRows) * batch * args.shape.heads),
+                Smem::kThreads, Smem::kBytes, stream, args);
 }
 template <int D, bool kValues, bool kAlibi>
-void key_gradients(const BackwardParams& p, int64_t batch, Stream stream) {
+void key_gradients(const BackwardParams& args, int64_t batch, Stream stream) {
   using Smem = StreamSmem<D, kPart, kGroups<D, kValues>, 2, 2, true>;
   launch_kernel(key_kernel<D, kValues, kAlibi>,
-                unsigned(ceil_div(p.shape.keys, Smem::kRows) * batch * p.shape.kv_heads),
-                Smem::kThreads, Smem::kBytes, stream, p);
+                unsigned(ceil_div(args.shape.keys, Smem::kRows) * batch * args.shape.kv_heads),
+                Smem::kThreads, Smem::kBytes, stream, args);
 }
 
 }  // namespace
@@ -294,7 +297,7 @@ using namespace attention;
 
 void attention_backward(const Attention& a, const AttentionGradients& g,
                         const AttentionWorkspace& m, Stream stream) {
-  const BackwardParams p{
+  const BackwardParams args{
       rows_map(signed_queries(a, m, stream), a.batch, a.time, a.heads, a.head_dim),
       rows_map(a.k, a.batch, a.keys, a.kv_heads, a.head_dim),
       rows_map(a.v, a.batch, a.keys, a.kv_heads, a.head_dim),
@@ -310,12 +313,12 @@ void attention_backward(const Attention& a, const AttentionGradients& g,
     launch_kernel(delta_kernel<d()>, unsigned(a.batch * a.heads * m.rows / 64), 256, 0, stream, g,
                   m, int(a.heads), a.time);
     if (a.slopes) {
-      query_gradients<d(), true>(p, a.batch, stream);
-      key_gradients<d(), true, true>(p, a.batch, stream);
+      query_gradients<d(), true>(args, a.batch, stream);
+      key_gradients<d(), true, true>(args, a.batch, stream);
     } else {
-      query_gradients<d(), false>(p, a.batch, stream);
-      if (g.dv) key_gradients<d(), true, false>(p, a.batch, stream);
-      else key_gradients<d(), false, false>(p, a.batch, stream);
+      query_gradients<d(), false>(args, a.batch, stream);
+      if (g.dv) key_gradients<d(), true, false>(args, a.batch, stream);
+      else key_gradients<d(), false, false>(args, a.batch, stream);
     }
   });
 }

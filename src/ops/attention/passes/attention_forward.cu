@@ -101,18 +101,18 @@ struct Best {
 
 // The value that a query chose, NaN where its scores hold one. By the quad.
 template <int D>
-__device__ void write_value(const ForwardParams& p, const RowRange& mine, int t, int index,
+__device__ void write_value(const ForwardParams& args, const RowRange& mine, int t, int index,
                             bool nan) {
   const uint4* from = reinterpret_cast<const uint4*>(
-      head_row<D>(p.values, mine.b, index, mine.h / p.shape.group()));
-  uint4* to = reinterpret_cast<uint4*>(head_row<D>(p.to.out, mine.b, t, mine.h));
+      head_row<D>(args.values, mine.b, index, mine.h / args.shape.group()));
+  uint4* to = reinterpret_cast<uint4*>(head_row<D>(args.to.out, mine.b, t, mine.h));
 #pragma unroll
   for (int i = threadIdx.x % 4; i < D / 8; i += 4)
     to[i] = nan ? make_uint4(~0u, ~0u, ~0u, ~0u) : from[i];
 }
 
 template <int D, bool kValues, bool kIndex>
-__device__ void write(const ForwardParams& p, const RowRange& mine, const Best<kIndex>& best,
+__device__ void write(const ForwardParams& args, const RowRange& mine, const Best<kIndex>& best,
                       const float (&values)[D / 8][4]) {
   const int lane = threadIdx.x % 4;
 #pragma unroll
@@ -123,18 +123,19 @@ __device__ void write(const ForwardParams& p, const RowRange& mine, const Best<k
     const float total = kValues ? best.total(i) : 1;
     const float share = 1 / total;
     const float logsumexp = kValues ? best.base[i] + __log2f(total) : best.top[i];
-    const int64_t at = mine.head * p.shape.time + t;
-    if (kValues && written && lane == 0 && p.to.logsumexp) p.to.logsumexp[at] = logsumexp * kLn2;
+    const int64_t at = mine.head * args.shape.time + t;
+    if (kValues && written && lane == 0 && args.to.logsumexp)
+      args.to.logsumexp[at] = logsumexp * kLn2;
     if constexpr (!kIndex) {
-      bf16* to = written ? head_row<D>(p.to.out, mine.b, t, mine.h) : nullptr;
+      bf16* to = written ? head_row<D>(args.to.out, mine.b, t, mine.h) : nullptr;
 #pragma unroll
       for (int d = 0; d < D / 32; ++d)
         store_row32(to ? to + d * 32 : nullptr, columns32(values, d), i, share);
     } else if (written) {
-      write_value<D>(p, mine, t, best.index[i], isnan(logsumexp));
-      if (lane == 0) p.to.index[at] = best.index[i];
+      write_value<D>(args, mine, t, best.index[i], isnan(logsumexp));
+      if (lane == 0) args.to.index[at] = best.index[i];
       if constexpr (!kValues) continue;
-      float* to = p.to.soft + at * D + lane * 2;
+      float* to = args.to.soft + at * D + lane * 2;
 #pragma unroll
       for (int n = 0; n < D / 8; ++n)
         *reinterpret_cast<float2*>(to + n * 8) =
@@ -146,13 +147,13 @@ __device__ void write(const ForwardParams& p, const RowRange& mine, const Best<k
 // Without the position: exponentials of a part while the values of the part before are added.
 // `all`: the parts that the block streams, of which the warpgroup reads some.
 template <int D, int kPart, bool kAlibi, bool kRegisters, class Smem>
-__device__ void average_values(const Smem& smem, const ForwardParams& p, const RowRange& mine,
+__device__ void average_values(const Smem& smem, const ForwardParams& args, const RowRange& mine,
                                const Parts& all) {
-  const Band band = Band::of_queries(p.shape);
+  const Band band = Band::of_queries(args.shape);
   const int begin = mine.first + mine.group_row();
   const int row = mine.first + mine.row(0);
   const Parts seen = band.parts<kPart>(begin, mine.group_count());
-  const float scale = kAlibi ? 1 : p.shape.scale;
+  const float scale = kAlibi ? 1 : args.shape.scale;
   PipelineState<Smem::kStages> ahead;
   smem.own_ready().wait(0);
   if (seen.count() == 0) return smem.skip(ahead, all.count());
@@ -178,9 +179,9 @@ __device__ void average_values(const Smem& smem, const ForwardParams& p, const R
     }
     wgmma_wait_group<kPending>(s);
     if constexpr (kAlibi) {
-      const Alibi alibi = Alibi::of<false>(p.shape, mine.h, row, i * kPart);
-      each_element(s,
-                   [&](float& x, int n, int e) { x = fmaf(x, p.shape.scale, alibi.term(n, e)); });
+      const Alibi alibi = Alibi::of<false>(args.shape, mine.h, row, i * kPart);
+      each_element(
+          s, [&](float& x, int n, int e) { x = fmaf(x, args.shape.scale, alibi.term(n, e)); });
     }
     if (band.cuts<kPart>(begin, i))
       band.each_hidden(s, row, i * kPart, [](float& x) { x = -INFINITY; });
@@ -203,18 +204,18 @@ __device__ void average_values(const Smem& smem, const ForwardParams& p, const R
   wgmma_wait_group<0>(sum);
   smem.release(before);
   smem.skip(ahead, all.end - seen.end);
-  write<D, true>(p, mine, best, sum);
+  write<D, true>(args, mine, best, sum);
 }
 
 // With the position: scores of a part are used while those of the next one are computed.
 template <int D, int kPart, bool kValues, bool kRegisters, class Smem>
-__device__ void choose(const Smem& smem, const ForwardParams& p, const RowRange& mine,
+__device__ void choose(const Smem& smem, const ForwardParams& args, const RowRange& mine,
                        const Parts& all) {
-  const Band band = Band::of_queries(p.shape);
+  const Band band = Band::of_queries(args.shape);
   const int begin = mine.first + mine.group_row();
   const int row = mine.first + mine.row(0);
   const Parts seen = band.parts<kPart>(begin, mine.group_count());
-  const float scale = p.shape.scale;
+  const float scale = args.shape.scale;
   PipelineState<Smem::kStages> ahead;
   smem.own_ready().wait(0);
   if (seen.count() == 0) return smem.skip(ahead, all.count());
@@ -291,53 +292,54 @@ __device__ void choose(const Smem& smem, const ForwardParams& p, const RowRange&
   smem.release(before);
   ahead.advance();
   smem.skip(ahead, all.end - seen.end);
-  write<D, kValues>(p, mine, best, sum);
+  write<D, kValues>(args, mine, best, sum);
 }
 
 template <int D, int kPart, int kGroups, bool kIndex, bool kValues, bool kAlibi>
 __global__ void __launch_bounds__(kGroups * 128 + 128, 1)
-    forward_kernel(const __grid_constant__ ForwardParams p) {
+    forward_kernel(const __grid_constant__ ForwardParams args) {
   using Smem = StreamSmem<D, kPart, kGroups, 1, kValues ? 2 : 1>;
   const Smem smem;
-  const RowRange mine(p.shape.heads, p.shape.time, Smem::kRows, true);
-  const Parts parts = Band::of_queries(p.shape).parts<kPart>(mine.first, mine.count);
+  const RowRange mine(args.shape.heads, args.shape.time, Smem::kRows, true);
+  const Parts parts = Band::of_queries(args.shape).parts<kPart>(mine.first, mine.count);
   smem.init();
   if (smem.is_producer()) {
     smem.producer_registers();
-    const int kv = mine.h / p.shape.group();
+    const int kv = mine.h / args.shape.group();
     smem.produce(
         parts.count(),
         [&](int, bf16* to, Mbarrier full) {
-          load_rows<D, Smem::kRows>(to, p.q, mine.b, mine.first, mine.h, full);
+          load_rows<D, Smem::kRows>(to, args.q, mine.b, mine.first, mine.h, full);
         },
         [&](int i, int which, bf16* to, Mbarrier full) {
-          load_rows<D, kPart>(to, which ? p.v : p.k, mine.b, (parts.begin + i) * kPart, kv, full);
+          load_rows<D, kPart>(to, which ? args.v : args.k, mine.b, (parts.begin + i) * kPart, kv,
+                              full);
         },
         [](int, int) { return nullptr; });
   } else {
     smem.consumer_registers();
     constexpr bool kRegisters = D > 64 && kValues;
-    if constexpr (kIndex) choose<D, kPart, kValues, kRegisters>(smem, p, mine, parts);
-    else average_values<D, kPart, kAlibi, kRegisters>(smem, p, mine, parts);
+    if constexpr (kIndex) choose<D, kPart, kValues, kRegisters>(smem, args, mine, parts);
+    else average_values<D, kPart, kAlibi, kRegisters>(smem, args, mine, parts);
   }
 }
 
 template <int D, bool kIndex, bool kValues, bool kAlibi, int kPart = 64>
-void forward_blocks(const ForwardParams& p, int64_t heads, Stream stream) {
+void forward_blocks(const ForwardParams& args, int64_t heads, Stream stream) {
   constexpr int kGroups = D > 64 && kValues ? 2 : 3;  // as registers allow
   using Smem = StreamSmem<D, kPart, kGroups, 1, kValues ? 2 : 1>;
   launch_kernel(forward_kernel<D, kPart, kGroups, kIndex, kValues, kAlibi>,
-                unsigned(ceil_div(p.shape.time, Smem::kRows) * heads), Smem::kThreads, Smem::kBytes,
-                stream, p);
+                unsigned(ceil_div(args.shape.time, Smem::kRows) * heads), Smem::kThreads,
+                Smem::kBytes, stream, args);
 }
 // Parts of 128 keys need fewer waits, but more hidden scores where the window is narrow.
 template <int D>
 constexpr int kWidePart = D == 64 ? 128 : 64;  // as registers allow
 template <int D, bool kAlibi>
-void forward_attention(const ForwardParams& p, int64_t heads, Stream stream) {
+void forward_attention(const ForwardParams& args, int64_t heads, Stream stream) {
   constexpr int kPart = kAlibi ? 64 : kWidePart<D>;
-  if (p.shape.window >= 1024) forward_blocks<D, false, true, kAlibi, kPart>(p, heads, stream);
-  else forward_blocks<D, false, true, kAlibi>(p, heads, stream);
+  if (args.shape.window >= 1024) forward_blocks<D, false, true, kAlibi, kPart>(args, heads, stream);
+  else forward_blocks<D, false, true, kAlibi>(args, heads, stream);
 }
 
 // Rows times 1, −1 or 0, without gaps. One thread per eight numbers.
@@ -390,7 +392,7 @@ const char* why_unsupported(const Attention& a) {
 
 void attention_forward(const Attention& a, const AttentionOutputs& to, const AttentionWorkspace& m,
                        Stream stream) {
-  const ForwardParams p{
+  const ForwardParams args{
       rows_map(signed_queries(a, m, stream), a.batch, a.time, a.heads, a.head_dim),
       rows_map(a.k, a.batch, a.keys, a.kv_heads, a.head_dim),
       rows_map(a.v, a.batch, a.keys, a.kv_heads, a.head_dim),
@@ -399,10 +401,10 @@ void attention_forward(const Attention& a, const AttentionOutputs& to, const Att
       to};
   const int64_t heads = a.batch * a.heads;
   with_head_dim(a.head_dim, [&](auto d) {
-    if (!to.index && a.slopes) forward_attention<d(), true>(p, heads, stream);
-    else if (!to.index) forward_attention<d(), false>(p, heads, stream);
-    else if (to.soft) forward_blocks<d(), true, true, false>(p, heads, stream);
-    else forward_blocks<d(), true, false, false, kWidePart<d()>>(p, heads, stream);
+    if (!to.index && a.slopes) forward_attention<d(), true>(args, heads, stream);
+    else if (!to.index) forward_attention<d(), false>(args, heads, stream);
+    else if (to.soft) forward_blocks<d(), true, true, false>(args, heads, stream);
+    else forward_blocks<d(), true, false, false, kWidePart<d()>>(args, heads, stream);
   });
 }
 

@@ -224,10 +224,12 @@ struct Band {
   int low;
   int width;
   int columns;
-  static __device__ Band of_queries(const Shape& p) {
-    return {p.keys - p.time - p.window + 1, p.window, p.keys};
+  static __device__ Band of_queries(const Shape& shape) {
+    return {shape.keys - shape.time - shape.window + 1, shape.window, shape.keys};
   }
-  static __device__ Band of_keys(const Shape& p) { return {p.time - p.keys, p.window, p.time}; }
+  static __device__ Band of_keys(const Shape& shape) {
+    return {shape.time - shape.keys, shape.window, shape.time};
+  }
 
   // The parts that rows see. There is none without rows.
   template <int kPart>
@@ -260,10 +262,10 @@ struct Alibi {
   float at[2];
   // kKeys: rows are keys and columns are queries. `row` is the lane's row 0.
   template <bool kKeys>
-  static __device__ Alibi of(const Shape& p, int h, int row, int first_column) {
-    const float slope = p.slopes[h] * kLog2e;
+  static __device__ Alibi of(const Shape& shape, int h, int row, int first_column) {
+    const float slope = shape.slopes[h] * kLog2e;
     const float step = kKeys ? -slope : slope;
-    const int past = p.keys - p.time;
+    const int past = shape.keys - shape.time;
     const int column = first_column + threadIdx.x % 4 * 2;
     const int distance = column - row + (kKeys ? past : -past);
     return {step, {step * float(distance), step * float(distance - 8)}};

@@ -16,29 +16,29 @@ constexpr int kHeadsPerThread = kNorm ? 2 : 4;
 // (x·g)/n²), ds = (x·g)/n. A head longer than its lanes hold is read again after these sums.
 template <class T, int kWidth, bool kBackward, bool kNorm>
 __global__ void __launch_bounds__(kThreads, 4)
-    rotary_kernel(const __grid_constant__ RotaryQk p, int64_t tasks, int group) {
+    rotary_kernel(const __grid_constant__ RotaryQk args, int64_t tasks, int group) {
   griddep_launch_dependents();
   griddep_wait();
   using R = Real<T>;
   using Packed = Vec<T, kWidth>;
   constexpr int kHeads = kHeadsPerThread<kNorm>;
   const int lane = threadIdx.x % unsigned(group);
-  const int all = int(p.heads + p.kv_heads);
+  const int all = int(args.heads + args.kv_heads);
   const int per_position = (all + kHeads - 1) / kHeads;
   const int64_t wanted =
       blockIdx.x * int64_t(kThreads / unsigned(group)) + threadIdx.x / unsigned(group);
   const int64_t task = min(wanted, tasks - 1);
   const int64_t position = quotient(task, per_position);
-  const int64_t b = quotient(position, p.time);
-  const int64_t t = position - b * p.time;
-  const int64_t half = p.head_dim / 2;
+  const int64_t b = quotient(position, args.time);
+  const int64_t t = position - b * args.time;
+  const int64_t half = args.head_dim / 2;
   const int first = int(task - position * per_position) * kHeads;
   const auto row = [&](const View& view, int64_t head) {
     return static_cast<T*>(view.data) + b * view.batch_stride + t * view.time_stride +
-           head * p.head_dim;
+           head * args.head_dim;
   };
   const auto alone = [&](int head) {
-    return head < p.heads ? row(p.q, head) : row(p.k, head - p.heads);
+    return head < args.heads ? row(args.q, head) : row(args.k, head - args.heads);
   };
   // numbers of both halves of each head
   Packed x[kHeads][2];
@@ -51,12 +51,12 @@ __global__ void __launch_bounds__(kThreads, 4)
       const int head = min(first + n / 2, all - 1);  // a head that does not exist is not written
       const int64_t at = n % 2 * half + i;
       x[n / 2][n % 2] =
-          *reinterpret_cast<const Packed*>((kBackward ? alone(head) : row(p.qk, head)) + at);
+          *reinterpret_cast<const Packed*>((kBackward ? alone(head) : row(args.qk, head)) + at);
       if constexpr (kBackward && kNorm)
-        normed[n / 2][n % 2] = *reinterpret_cast<const Packed*>(row(p.normed, head) + at);
+        normed[n / 2][n % 2] = *reinterpret_cast<const Packed*>(row(args.normed, head) + at);
     }
-    cos = *reinterpret_cast<const Vec<R, kWidth>*>(static_cast<const R*>(p.cos) + t * half + i);
-    sin = *reinterpret_cast<const Vec<R, kWidth>*>(static_cast<const R*>(p.sin) + t * half + i);
+    cos = *reinterpret_cast<const Vec<R, kWidth>*>(static_cast<const R*>(args.cos) + t * half + i);
+    sin = *reinterpret_cast<const Vec<R, kWidth>*>(static_cast<const R*>(args.sin) + t * half + i);
   };
   // column k of a head, turned by the angle of the position, or back
   const auto turn = [&](const Packed(&head)[2], int k, R(&out)[2]) {
@@ -96,10 +96,10 @@ __global__ void __launch_bounds__(kThreads, 4)
 #pragma unroll
     for (int j = 0; j < kHeads; ++j) {
       const R inverse = rsqrt(squares[j] + R(kUnitLengthEps));
-      const bool query = first + j < p.heads;
-      scale[j] = inverse * (query ? static_cast<const R*>(p.scale)[first + j] : R(1));
+      const bool query = first + j < args.heads;
+      scale[j] = inverse * (query ? static_cast<const R*>(args.scale)[first + j] : R(1));
       if (kBackward && query && lane == 0 && wanted < tasks)
-        static_cast<R*>(p.dscale)[position * p.heads + first + j] = along[j] * inverse;
+        static_cast<R*>(args.dscale)[position * args.heads + first + j] = along[j] * inverse;
       along[j] = along[j] * inverse * inverse;
     }
   }
@@ -110,7 +110,8 @@ __global__ void __launch_bounds__(kThreads, 4)
     for (int j = 0; j < kHeads; ++j) {
       if (first + j >= all) break;
       // by vectors, or the compiler stores the numbers of the second half one by one
-      Packed* to = reinterpret_cast<Packed*>(kBackward ? row(p.qk, first + j) : alone(first + j));
+      Packed* to =
+          reinterpret_cast<Packed*>(kBackward ? row(args.qk, first + j) : alone(first + j));
 #pragma unroll
       for (int k = 0; k < kWidth; ++k) {
         R out[2];
@@ -127,20 +128,20 @@ __global__ void __launch_bounds__(kThreads, 4)
 
 }  // namespace
 
-void rotary_qk(const RotaryQk& p, Stream stream) {
-  const int64_t half = p.head_dim / 2;
-  const int64_t element = with_type(p.dtype, [](auto x) { return sizeof x; });
-  const bool aligned = rows_aligned({p.qk, p.q, p.k, p.normed}, element) && is_aligned(p.cos, 16) &&
-                       is_aligned(p.sin, 16);
-  with_vectors(p.dtype, half, aligned, [&]<class T>(T, auto width) {
+void rotary_qk(const RotaryQk& args, Stream stream) {
+  const int64_t half = args.head_dim / 2;
+  const int64_t element = with_type(args.dtype, [](auto x) { return sizeof x; });
+  const bool aligned = rows_aligned({args.qk, args.q, args.k, args.normed}, element) &&
+                       is_aligned(args.cos, 16) && is_aligned(args.sin, 16);
+  with_vectors(args.dtype, half, aligned, [&]<class T>(T, auto width) {
     int group = 1;
     while (group < half / width() && group < 32) group *= 2;
-    with_constant<false, true>(p.backward, [&](auto backward) {
-      with_constant<false, true>(p.scale != nullptr, [&](auto norm) {
+    with_constant<false, true>(args.backward, [&](auto backward) {
+      with_constant<false, true>(args.scale != nullptr, [&](auto norm) {
         const int64_t tasks =
-            p.batch * p.time * ceil_div(p.heads + p.kv_heads, kHeadsPerThread<norm()>);
+            args.batch * args.time * ceil_div(args.heads + args.kv_heads, kHeadsPerThread<norm()>);
         launch_pdl(rotary_kernel<T, width(), backward(), norm()>,
-                   unsigned(ceil_div(tasks, kThreads / group)), kThreads, 0, stream, p, tasks,
+                   unsigned(ceil_div(tasks, kThreads / group)), kThreads, 0, stream, args, tasks,
                    group);
       });
     });

@@ -26,7 +26,7 @@ constexpr int kSegment = 512;
 constexpr int kShortQueryRun = 2048;
 constexpr int kQueryRun = 5120;
 constexpr int kPairRun = 8192;
-int query_run(const Top1ChunkForward& p);
+int query_run(const Top1ChunkForward& args);
 
 // One block's part of a list: items order[begin … end) of a chunk; number 0, 1, … within the chunk.
 struct alignas(16) Segment {
@@ -53,9 +53,10 @@ struct Lists {
   void* scratch;
   size_t scratch_bytes;
   // Lists of `each` items per query. A block of the sort takes `run` items.
-  Lists(const Top1ChunkForward& p, WorkspaceArena& arena, int each, int run);
+  Lists(const Top1ChunkForward& args, WorkspaceArena& arena, int each, int run);
   // Lists of queries: one item per query.
-  Lists(const Top1ChunkForward& p, WorkspaceArena& arena) : Lists(p, arena, 1, query_run(p)) {}
+  Lists(const Top1ChunkForward& args, WorkspaceArena& arena)
+      : Lists(args, arena, 1, query_run(args)) {}
 
   // Where a chunk's list begins in the head's part of order.
   __device__ int begin(int64_t head, int chunk) const {
@@ -66,27 +67,31 @@ struct Lists {
 // Sorts by the choice of this rank; or pairs, items of a head, by the chunk of each,
 // kNoChunk for none.
 constexpr uint16_t kNoChunk = 0xffff;
-void sort_queries(const Top1ChunkForward& p, const Lists& lists, int rank, Stream stream);
-void sort_pairs(const Top1ChunkForward& p, const Lists& lists, const uint16_t* chunks,
+void sort_queries(const Top1ChunkForward& args, const Lists& lists, int rank, Stream stream);
+void sort_pairs(const Top1ChunkForward& args, const Lists& lists, const uint16_t* chunks,
                 Stream stream);
 
 // Keys of a tile of Exact: a chunk is one of them, or several of 128.
-inline int tile_keys(const Top1ChunkForward& p) { return p.chunk_size <= 64 ? 64 : 128; }
-inline int tiles_per_chunk(const Top1ChunkForward& p) {
-  return int(ceil_div(p.chunk_size, tile_keys(p)));
+inline int tile_keys(const Top1ChunkForward& args) { return args.chunk_size <= 64 ? 64 : 128; }
+inline int tiles_per_chunk(const Top1ChunkForward& args) {
+  return int(ceil_div(args.chunk_size, tile_keys(args)));
 }
-inline int64_t all_chunks(const Top1ChunkForward& p) { return ceil_div(p.time, p.chunk_size); }
+inline int64_t all_chunks(const Top1ChunkForward& args) {
+  return ceil_div(args.time, args.chunk_size);
+}
 
 // Whether Exact bounds the scores of all chunks first (cuda_filter.cu): from kFilterChunks chunks
 // on. A query then keeps at most kFilterSlots chunks, or its block scores all chunks exactly.
 constexpr int kFilterSlots = 16;
 constexpr int kFilterChunks = 256;
-inline bool filters_chunks(const Top1ChunkForward& p) {
-  return p.selection == Selection::exact && p.top_k == 1 && p.chunk_size % tile_keys(p) == 0 &&
-         all_chunks(p) >= kFilterChunks &&
-         p.heads / p.kv_heads * p.time * kFilterSlots < int64_t{1} << 30;
+inline bool filters_chunks(const Top1ChunkForward& args) {
+  return args.selection == Selection::exact && args.top_k == 1 &&
+         args.chunk_size % tile_keys(args) == 0 && all_chunks(args) >= kFilterChunks &&
+         args.heads / args.kv_heads * args.time * kFilterSlots < int64_t{1} << 30;
 }
-inline int listed_chunks(const Top1ChunkForward& p) { return filters_chunks(p) ? kFilterSlots : 0; }
+inline int listed_chunks(const Top1ChunkForward& args) {
+  return filters_chunks(args) ? kFilterSlots : 0;
+}
 
 // Chooses: writes selected. cuda_select.cu
 struct SelectWorkspace {
@@ -100,18 +105,18 @@ struct SelectWorkspace {
   uint16_t* listed;
   float* scores;  // [B, H, T, kFilterSlots] exact scores of these, in base 2
   Lists pairs;    // pairs of a query and a chunk, kFilterSlots per query
-  SelectWorkspace(const Top1ChunkForward& p, WorkspaceArena& arena);
+  SelectWorkspace(const Top1ChunkForward& args, WorkspaceArena& arena);
 };
-void select_chunks(const Top1ChunkForward& p, const SelectWorkspace& scratch, Stream stream);
+void select_chunks(const Top1ChunkForward& args, const SelectWorkspace& scratch, Stream stream);
 // Lists the chunks that Exact may choose, and chooses where that is one. cuda_filter.cu
-void filter_chunks(const Top1ChunkForward& p, const SelectWorkspace& scratch, int64_t tiles,
+void filter_chunks(const Top1ChunkForward& args, const SelectWorkspace& scratch, int64_t tiles,
                    Stream stream);
 // Chooses the best of those listed by their exact scores. cuda_pairs.cu
-void choose_listed(const Top1ChunkForward& p, const SelectWorkspace& scratch, Stream stream);
+void choose_listed(const Top1ChunkForward& args, const SelectWorkspace& scratch, Stream stream);
 
 // Attends to each query's own chunk (own) and to those of lists (chosen). Without `own`, the
 // results join what `out` and logsumexp hold. finished: [B·Hk, chunks], scratch. cuda_forward.cu
-void attend(const Top1ChunkForward& p, const Lists& lists, bool own, bool chosen, int* finished,
+void attend(const Top1ChunkForward& args, const Lists& lists, bool own, bool chosen, int* finished,
             Stream stream);
 
 // The gradients. cuda_backward.cu

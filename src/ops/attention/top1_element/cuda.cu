@@ -8,9 +8,10 @@ namespace {
 
 using namespace element;
 
-Attention attention_of(const Top1ElementForward& p) {
-  const int64_t keys = p.past + p.time;
-  return {p.batch, p.time, keys, p.heads, p.kv_heads, p.head_dim, keys, p.scale, p.q, p.k, p.v};
+Attention attention_of(const Top1ElementForward& args) {
+  const int64_t keys = args.past + args.time;
+  return {args.batch, args.time,  keys,   args.heads, args.kv_heads, args.head_dim,
+          keys,       args.scale, args.q, args.k,     args.v};
 }
 
 struct BackwardWorkspace {
@@ -22,37 +23,38 @@ struct BackwardWorkspace {
 
 }  // namespace
 
-const char* why_unsupported(const Top1ElementForward& p) {
-  if (p.dtype != DType::bf16) return "takes bfloat16 only";
-  if (const char* why_not = why_unsupported(attention_of(p))) return why_not;
-  return why_unaligned({p.out});
+const char* why_unsupported(const Top1ElementForward& args) {
+  if (args.dtype != DType::bf16) return "takes bfloat16 only";
+  if (const char* why_not = why_unsupported(attention_of(args))) return why_not;
+  return why_unaligned({args.out});
 }
 
-size_t workspace_bytes(const Top1ElementForward& p) {
-  return workspace_size<AttentionWorkspace>(attention_of(p), false);
+size_t workspace_bytes(const Top1ElementForward& args) {
+  return workspace_size<AttentionWorkspace>(attention_of(args), false);
 }
 size_t workspace_bytes(const Top1ElementBackward& bwd) {
   return workspace_size<BackwardWorkspace>(bwd);
 }
 
-void top1_element(const Top1ElementForward& p, void* workspace, Stream stream) {
-  check("top1_element", why_unsupported(p));
-  const Attention a = attention_of(p);
-  attention_forward(a,
-                    {p.out, static_cast<float*>(p.logsumexp), p.index, static_cast<float*>(p.soft)},
-                    workspace_at<AttentionWorkspace>(workspace, a, false), stream);
+void top1_element(const Top1ElementForward& args, void* workspace, Stream stream) {
+  check("top1_element", why_unsupported(args));
+  const Attention a = attention_of(args);
+  attention_forward(
+      a,
+      {args.out, static_cast<float*>(args.logsumexp), args.index, static_cast<float*>(args.soft)},
+      workspace_at<AttentionWorkspace>(workspace, a, false), stream);
 }
 
 void top1_element(const Top1ElementBackward& bwd, void* workspace, Stream stream) {
-  const Top1ElementForward& p = bwd.forward;
-  check("top1_element", why_unsupported(p));
+  const Top1ElementForward& args = bwd.forward;
+  check("top1_element", why_unsupported(args));
   check("top1_element", why_unaligned({bwd.dout, bwd.dq, bwd.dk, bwd.dv}));
   const auto scratch = workspace_at<BackwardWorkspace>(workspace, bwd);
-  attention_backward(attention_of(p),
+  attention_backward(attention_of(args),
                      {bwd.dout,
-                      static_cast<const float*>(p.logsumexp),
+                      static_cast<const float*>(args.logsumexp),
                       {},
-                      static_cast<const float*>(p.soft),
+                      static_cast<const float*>(args.soft),
                       bwd.dq,
                       bwd.dk,
                       {}},

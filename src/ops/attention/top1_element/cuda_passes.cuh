@@ -18,7 +18,7 @@ struct Choices {
   uint32_t* end;
   void* scratch;
   size_t scratch_bytes;
-  Choices(const Top1ElementForward& p, WorkspaceArena& arena);
+  Choices(const Top1ElementForward& args, WorkspaceArena& arena);
 };
 void value_gradients(const Top1ElementBackward& bwd, const Choices& choices, Stream stream);
 

@@ -13,7 +13,7 @@ constexpr int kChunk = 16384;
 constexpr int kTensors = 512;  // tensors of a launch, at most
 
 struct Launch {
-  AdamW p;
+  AdamW args;
   int count;
   unsigned ends[kTensors];  // the block after the last one of each tensor
   AdamWTensor tensors[kTensors];
@@ -85,7 +85,7 @@ __device__ bool is_aligned_to_vectors(const AdamWTensor& t) {
 }
 
 __global__ void __launch_bounds__(kThreads, 4) adamw_kernel(const __grid_constant__ Launch launch) {
-  if (*launch.p.broken == 1) return;
+  if (*launch.args.broken == 1) return;
   // the first tensor that ends after this block
   int low = 0;
   int high = launch.count - 1;
@@ -99,20 +99,21 @@ __global__ void __launch_bounds__(kThreads, 4) adamw_kernel(const __grid_constan
   const int64_t begin = int64_t(blockIdx.x - first_block) * kChunk;
   const int64_t end = min(begin + kChunk, tensor.size);
   const int64_t whole = is_aligned_to_vectors(tensor) ? end - end % 4 : begin;
-  const Coefficients c{launch.p.decay, launch.p.rate,    launch.p.root,        launch.p.beta1,
-                       launch.p.beta2, launch.p.epsilon, 1.f / *launch.p.scale};
+  const Coefficients c{launch.args.decay,       launch.args.rate,  launch.args.root,
+                       launch.args.beta1,       launch.args.beta2, launch.args.epsilon,
+                       1.f / *launch.args.scale};
   update_range<4>(c, tensor, begin, whole);
   update_range<1>(c, tensor, whole, end);
 }
 
 }  // namespace
 
-void adamw(const AdamW& p, Stream stream) {
-  for (int64_t first = 0; first < p.count; first += kTensors) {
-    Launch launch{.p = p, .count = int(std::min<int64_t>(kTensors, p.count - first))};
+void adamw(const AdamW& args, Stream stream) {
+  for (int64_t first = 0; first < args.count; first += kTensors) {
+    Launch launch{.args = args, .count = int(std::min<int64_t>(kTensors, args.count - first))};
     unsigned blocks = 0;
     for (int i = 0; i < launch.count; ++i) {
-      launch.tensors[i] = p.tensors[first + i];
+      launch.tensors[i] = args.tensors[first + i];
       launch.ends[i] = blocks += unsigned(ceil_div(launch.tensors[i].size, kChunk));
     }
     if (blocks) launch_kernel(adamw_kernel, blocks, kThreads, 0, stream, launch);

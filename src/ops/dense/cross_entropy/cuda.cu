@@ -41,15 +41,15 @@ __device__ Running<R> over_block(Running<R> mine) {
 }
 
 template <class T, int kWidth>
-__global__ void __launch_bounds__(kThreads) cross_entropy_kernel(CrossEntropy p) {
+__global__ void __launch_bounds__(kThreads) cross_entropy_kernel(CrossEntropy args) {
   using R = Real<T>;
   using Packed = Vec<T, kWidth>;
   const int64_t row = blockIdx.x;
-  const int64_t packs = p.classes / kWidth;
-  const int64_t target = p.targets[row];
-  T* logits = static_cast<T*>(p.logits) + row * p.classes;
+  const int64_t packs = args.classes / kWidth;
+  const int64_t target = args.targets[row];
+  T* logits = static_cast<T*>(args.logits) + row * args.classes;
   auto* packed = reinterpret_cast<Packed*>(logits);
-  const bool inside = target >= 0 && target < p.classes;
+  const bool inside = target >= 0 && target < args.classes;
   const R chosen = inside ? to_compute(logits[target]) : R(NAN);
   Running<R> mine;
   for (int64_t i = threadIdx.x; i < packs; i += kThreads) {
@@ -61,14 +61,14 @@ __global__ void __launch_bounds__(kThreads) cross_entropy_kernel(CrossEntropy p)
     mine.add(part);
   }
   const Running<R> all = over_block(mine);
-  if (threadIdx.x == 0) static_cast<R*>(p.losses)[row] = log(all.sum) + (all.most - chosen);
-  if (!p.gradient) return;
-  const R factor = inside ? R(p.scale) / all.sum : R(NAN);
+  if (threadIdx.x == 0) static_cast<R*>(args.losses)[row] = log(all.sum) + (all.most - chosen);
+  if (!args.gradient) return;
+  const R factor = inside ? R(args.scale) / all.sum : R(NAN);
   for (int64_t i = threadIdx.x; i < packs; i += kThreads) {
     Packed x = packed[i];
     for (int k = 0; k < kWidth; ++k) {
       const R g = factor * exp_intrinsic(to_compute(x.at[k]) - all.most);
-      x.at[k] = from_compute<T>(i * kWidth + k == target ? g - R(p.scale) : g);
+      x.at[k] = from_compute<T>(i * kWidth + k == target ? g - R(args.scale) : g);
     }
     packed[i] = x;
   }
@@ -76,10 +76,10 @@ __global__ void __launch_bounds__(kThreads) cross_entropy_kernel(CrossEntropy p)
 
 }  // namespace
 
-void cross_entropy(const CrossEntropy& p, Stream stream) {
-  if (p.rows == 0) return;
-  with_vectors(p.dtype, p.classes, {p.logits}, [&]<class T>(T, auto width) {
-    launch_kernel(cross_entropy_kernel<T, width()>, unsigned(p.rows), kThreads, 0, stream, p);
+void cross_entropy(const CrossEntropy& args, Stream stream) {
+  if (args.rows == 0) return;
+  with_vectors(args.dtype, args.classes, {args.logits}, [&]<class T>(T, auto width) {
+    launch_kernel(cross_entropy_kernel<T, width()>, unsigned(args.rows), kThreads, 0, stream, args);
   });
 }
 

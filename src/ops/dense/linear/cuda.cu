@@ -34,14 +34,14 @@ constexpr __host__ __device__ int depth(int tiles) { return tiles < 8 ? kSteps :
 // neighbouring warps have a part, and a row each; the last of an odd number of warps has both rows
 // of its part. `shared` gets the normalised rows as the product reads them, [steps, lanes], with
 // zeros past k.
-__device__ __forceinline__ void normalise_rows(const LinearFewRows& p, const float (&weight)[8],
+__device__ __forceinline__ void normalise_rows(const LinearFewRows& args, const float (&weight)[8],
                                                uint4* shared) {
   __shared__ float squares[kNormedRows][kMaxParts];
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
   const int warps = blockDim.x / 32;
-  const int in = int(p.in);
-  const int rows = int(p.rows);
+  const int in = int(args.in);
+  const int rows = int(args.rows);
   const int part = warp / 2;
   const int parts = (warps + 1) / 2;
   const int column = (part * 32 + lane) * 8;
@@ -53,8 +53,8 @@ __device__ __forceinline__ void normalise_rows(const LinearFewRows& p, const flo
   for (int row = warp % 2; row < rows; row += apart) {
     uint4 x = {};
     uint4 added = {};
-    if (column < in) x = *vector_of(p.x, row);
-    if (column < in && p.added) added = *vector_of(p.added, row);
+    if (column < in) x = *vector_of(args.x, row);
+    if (column < in && args.added) added = *vector_of(args.added, row);
     float sum = 0;
     const auto add = [&](uint32_t& to, uint32_t more) {
       const float2 a = unpack_bf16x2(to);
@@ -69,7 +69,8 @@ __device__ __forceinline__ void normalise_rows(const LinearFewRows& p, const flo
     add(x.z, added.z);
     add(x.w, added.w);
     if (column < warps * kSteps * kStep) *place(row) = x;
-    if (column < in && p.sum && blockIdx.x == 0) *const_cast<uint4*>(vector_of(p.sum, row)) = x;
+    if (column < in && args.sum && blockIdx.x == 0)
+      *const_cast<uint4*>(vector_of(args.sum, row)) = x;
     sum = group_reduce<32>(sum, Plus{});
     if (lane == 0) squares[row][part] = sum;
   }
@@ -79,7 +80,7 @@ __device__ __forceinline__ void normalise_rows(const LinearFewRows& p, const flo
 #pragma unroll
     for (int other = 1; other < kMaxParts; ++other)
       if (other < parts) sum += squares[row][other];
-    const float scale = rsqrt(sum / float(in) + float(p.eps));
+    const float scale = rsqrt(sum / float(in) + float(args.eps));
     const auto scaled = [&](uint32_t pair, int k) {
       const float2 x = unpack_bf16x2(pair);
       return pack_bf16x2(x.x * scale * weight[k], x.y * scale * weight[k + 1]);
@@ -94,21 +95,21 @@ __device__ __forceinline__ void normalise_rows(const LinearFewRows& p, const flo
 // 8 kTiles ≥ rows; a block has kTall times 16 rows of W. Gated: rows g and out / 2 + g make one
 // output. Normed: the rows are normalised, and all of k is in shared memory.
 template <int kTiles, bool kGated, int kTall, bool kNormed>
-__global__ void __launch_bounds__(32 * kMaxWarps / kTall) linear_kernel(LinearFewRows p) {
+__global__ void __launch_bounds__(32 * kMaxWarps / kTall) linear_kernel(LinearFewRows args) {
   constexpr int kDepth = depth(kTiles);
   static_assert(!kNormed || (kTiles == 1 && kDepth == kSteps), "a warp takes all in one turn");
   extern __shared__ uint4 shared[];  // x, then the sums
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
   const int warps = blockDim.x / 32;
-  const int in = int(p.in);
-  const int rows = int(p.rows);
-  const int64_t width = kGated ? p.out / 2 : p.out;
+  const int in = int(args.in);
+  const int rows = int(args.rows);
+  const int64_t width = kGated ? args.out / 2 : args.out;
   constexpr int kOutputs = kGated ? 8 : 16;  // outputs of 16 rows of W
   const int64_t block_row = blockIdx.x * int64_t{kTall * kOutputs};
   const int first = warp * kStep + lane % 4 * 8;
   const int stride = warps * kStep;
-  const bf16* const x = static_cast<const bf16*>(p.x) + lane / 4 * p.in;
+  const bf16* const x = static_cast<const bf16*>(args.x) + lane / 4 * args.in;
 
   const bf16* weight[kTall][2];  // the rows of the lane
 #pragma unroll
@@ -116,8 +117,8 @@ __global__ void __launch_bounds__(32 * kMaxWarps / kTall) linear_kernel(LinearFe
     const int64_t row = block_row + i * kOutputs + lane / 4;
     const int64_t upper = min(row, width - 1);
     const int64_t lower = kGated ? upper + width : min(row + 8, width - 1);
-    weight[i][0] = static_cast<const bf16*>(p.weight) + upper * p.in;
-    weight[i][1] = static_cast<const bf16*>(p.weight) + lower * p.in;
+    weight[i][0] = static_cast<const bf16*>(args.weight) + upper * args.in;
+    weight[i][1] = static_cast<const bf16*>(args.weight) + lower * args.in;
   }
   uint4 w[kDepth][kTall][2];
   const auto load_weights = [&](uint4(&to)[kTall][2], int k) {
@@ -147,12 +148,12 @@ __global__ void __launch_bounds__(32 * kMaxWarps / kTall) linear_kernel(LinearFe
   [[maybe_unused]] float norm_weight[8] = {};
   if constexpr (kNormed) {
     const int column = (warp / 2 * 32 + lane) * 8;
-    if (column < in) load_vec(norm_weight, p.norm_weight, DType::f32, column);
+    if (column < in) load_vec(norm_weight, args.norm_weight, DType::f32, column);
   }
   griddep_launch_dependents();
   griddep_wait();
   if constexpr (kNormed) {
-    normalise_rows(p, norm_weight, shared);
+    normalise_rows(args, norm_weight, shared);
   } else {
 #pragma unroll
     for (int d = 0; d < kDepth; ++d) copy_x(d, first + d * stride);
@@ -201,20 +202,20 @@ __global__ void __launch_bounds__(32 * kMaxWarps / kTall) linear_kernel(LinearFe
     }
     const int64_t n = block_row + i / 32 / kTiles * kOutputs + i % 32 / 4;
     const int64_t m = i / 32 % kTiles * 8 + i % 4 * 2;
-    const auto* bias = static_cast<const bf16*>(p.bias);
+    const auto* bias = static_cast<const bf16*>(args.bias);
     const auto store = [&](int64_t row, int64_t column, float y) {
-      if (row < p.rows && column < width)
-        static_cast<bf16*>(p.y)[row * width + column] = __float2bfloat16(y);
+      if (row < args.rows && column < width)
+        static_cast<bf16*>(args.y)[row * width + column] = __float2bfloat16(y);
     };
     const auto biased = [&](float y, int64_t column) {
-      return bias && column < p.out ? y + __bfloat162float(bias[column]) : y;
+      return bias && column < args.out ? y + __bfloat162float(bias[column]) : y;
     };
     if constexpr (kGated) {
       const auto rounded = [&](float y, int64_t column) {
         return __bfloat162float(__float2bfloat16(biased(y, column)));
       };
-      const float a = float(p.a);
-      const float c = float(p.c);
+      const float a = float(args.a);
+      const float c = float(args.c);
       const auto gated = [&](float gate, float up) {
         const float g = rounded(gate, n);
         return g * sigmoid(c * g * (1 + a * g * g)) * rounded(up, width + n);
@@ -232,24 +233,24 @@ __global__ void __launch_bounds__(32 * kMaxWarps / kTall) linear_kernel(LinearFe
 
 }  // namespace
 
-void linear_few_rows(const LinearFewRows& p, Stream stream) {
-  const auto warps = unsigned(std::clamp<int64_t>(ceil_div(p.in, kSteps * kStep), 1, kMaxWarps));
-  const auto tiles = std::bit_ceil(unsigned(ceil_div(p.rows, 8)));
+void linear_few_rows(const LinearFewRows& args, Stream stream) {
+  const auto warps = unsigned(std::clamp<int64_t>(ceil_div(args.in, kSteps * kStep), 1, kMaxWarps));
+  const auto tiles = std::bit_ceil(unsigned(ceil_div(args.rows, 8)));
   // All blocks read x from the L2 cache, half as often if they are tall.
-  const bool tall = tiles == 8 && p.out >= 2048 && warps <= kMaxWarps / 2;
-  const bool takes_norm = p.rows <= kNormedRows && p.in <= kMaxParts * 256;
+  const bool tall = tiles == 8 && args.out >= 2048 && warps <= kMaxWarps / 2;
+  const bool takes_norm = args.rows <= kNormedRows && args.in <= kMaxParts * 256;
   check("linear",
-        p.norm_weight && !takes_norm ? "normalises 1 or 2 rows of up to 2048 numbers" : nullptr);
+        args.norm_weight && !takes_norm ? "normalises 1 or 2 rows of up to 2048 numbers" : nullptr);
   const auto run = [&](auto tiles, auto gated, auto tall, auto normed) {
     const auto kernel = linear_kernel<tiles(), gated(), tall(), normed()>;
-    const auto blocks = unsigned(ceil_div(p.out, tall() * 16));
+    const auto blocks = unsigned(ceil_div(args.out, tall() * 16));
     const size_t shared = warps * depth(tiles()) * tiles() * 32 * sizeof(uint4);
-    if (p.weight_at_rest) launch_pdl(kernel, blocks, 32 * warps, shared, stream, p);
-    else launch_kernel(kernel, blocks, 32 * warps, shared, stream, p);
+    if (args.weight_at_rest) launch_pdl(kernel, blocks, 32 * warps, shared, stream, args);
+    else launch_kernel(kernel, blocks, 32 * warps, shared, stream, args);
   };
   constexpr std::integral_constant<int, 1> one;
-  with_constant<false, true>(p.gated, [&](auto gated) {
-    if (p.norm_weight) return run(one, gated, one, std::true_type{});
+  with_constant<false, true>(args.gated, [&](auto gated) {
+    if (args.norm_weight) return run(one, gated, one, std::true_type{});
     if (tall)
       return run(std::integral_constant<int, 8>{}, gated, std::integral_constant<int, 2>{},
                  std::false_type{});

@@ -198,13 +198,13 @@ __device__ int drawn(const Row<T>& row, const Draw& draw) {
 }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads) sample_kernel(Sampling p) {
+__global__ void __launch_bounds__(kThreads) sample_kernel(Sampling args) {
   __shared__ Shared shared;
-  const T* logits = static_cast<const T*>(p.logits) + blockIdx.x * p.size;
-  const Draw draw = p.draws[blockIdx.x];
+  const T* logits = static_cast<const T*>(args.logits) + blockIdx.x * args.size;
+  const Draw draw = args.draws[blockIdx.x];
   float most = -INFINITY;
   bool is_nan = false;
-  Row<T> row{logits, int(p.size), 0, 0, shared};
+  Row<T> row{logits, int(args.size), 0, 0, shared};
   row.each([&](float x) {
     is_nan = is_nan || isnan(x);
     most = fmaxf(most, x);
@@ -221,7 +221,7 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(Sampling p) {
     row.most = most;
     token = drawn(row, draw);
   }
-  if (threadIdx.x == 0) p.tokens[blockIdx.x] = token;
+  if (threadIdx.x == 0) args.tokens[blockIdx.x] = token;
 }
 
 }  // namespace

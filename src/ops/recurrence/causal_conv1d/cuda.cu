@@ -61,12 +61,12 @@ __device__ void push(R (&window)[kWidth][kVector], const R (&x)[kVector]) {
   }
 }
 
-// A thread's tile: kVector channels from d on, of sequence b. kWidth ≥ p.width: the weights of the
-// oldest inputs are then 0.
+// A thread's tile: kVector channels from d on, of sequence b. kWidth ≥ args.width: the weights of
+// the oldest inputs are then 0.
 template <class T, int kWidth, int kVector>
 struct Tile {
   using R = Real<T>;
-  const CausalConv1dForward& p;
+  const CausalConv1dForward& args;
   int64_t index;
   int64_t d;
   int64_t b;
@@ -77,20 +77,20 @@ struct Tile {
   R weight[kWidth][kVector];
   R bias[kVector];
 
-  __device__ Tile(const CausalConv1dForward& p, int64_t job)
-      : p(p),
-        index(job / (p.channels / kVector)),
-        d(job % (p.channels / kVector) * kVector),
-        b(index / ceil_div(p.time, kTile)),
-        begin(index % ceil_div(p.time, kTile) * kTile),
-        steps(int(min(int64_t{kTile}, p.time - begin))),
-        last(int(min(p.time - 1 - begin, int64_t{2 * kTile}))) {
+  __device__ Tile(const CausalConv1dForward& args, int64_t job)
+      : args(args),
+        index(job / (args.channels / kVector)),
+        d(job % (args.channels / kVector) * kVector),
+        b(index / ceil_div(args.time, kTile)),
+        begin(index % ceil_div(args.time, kTile) * kTile),
+        steps(int(min(int64_t{kTile}, args.time - begin))),
+        last(int(min(args.time - 1 - begin, int64_t{2 * kTile}))) {
     for (int v = 0; v < kVector; ++v) {
-      bias[v] = p.bias ? static_cast<const R*>(p.bias)[d + v] : R(0);
+      bias[v] = args.bias ? static_cast<const R*>(args.bias)[d + v] : R(0);
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) {
-        const int64_t i = j - (kWidth - p.width);
-        weight[j][v] = i >= 0 ? static_cast<const R*>(p.weight)[(d + v) * p.width + i] : R(0);
+        const int64_t i = j - (kWidth - args.width);
+        weight[j][v] = i >= 0 ? static_cast<const R*>(args.weight)[(d + v) * args.width + i] : R(0);
       }
     }
   }
@@ -98,17 +98,17 @@ struct Tile {
   // Index in a [B, Dm, K − 1] state of what channel d + v held at time t, t counted from
   // the state's end.
   __device__ int64_t state(int v, int64_t t) const {
-    return (b * p.channels + d + v) * (p.width - 1) + p.width - 1 + t;
+    return (b * args.channels + d + v) * (args.width - 1) + args.width - 1 + t;
   }
   // x, also before the sequence.
   __device__ void input(R (&out)[kVector], int t) const {
     const bool inside = begin + t >= 0;
-    const Vec<T, kVector> pack = inside ? in(p.x)[t] : Vec<T, kVector>{};
+    const Vec<T, kVector> pack = inside ? in(args.x)[t] : Vec<T, kVector>{};
 #pragma unroll
     for (int v = 0; v < kVector; ++v) {
       out[v] = to_compute(pack.at[v]);
-      if (!inside && begin + t > -p.width && p.initial_state)
-        out[v] = static_cast<const R*>(p.initial_state)[state(v, begin + t)];
+      if (!inside && begin + t > -args.width && args.initial_state)
+        out[v] = static_cast<const R*>(args.initial_state)[state(v, begin + t)];
     }
   }
   // The K − 1 inputs before the tile.
@@ -130,13 +130,13 @@ struct Tile {
 
 template <class T, int kWidth, int kVector, bool kSilu>
 __global__ void __launch_bounds__(kThreads, kWidth == 4 ? 6 : 3)
-    forward_kernel(CausalConv1dForward p, int64_t jobs) {
+    forward_kernel(CausalConv1dForward args, int64_t jobs) {
   using R = Real<T>;
   const int64_t job = blockIdx.x * int64_t{kThreads} + threadIdx.x;
   if (job >= jobs) return;
-  const Tile<T, kWidth, kVector> tile(p, job);
-  const Steps<T, kVector> of_x = tile.in(p.x);
-  const Steps<T, kVector> of_y = tile.in(p.y);
+  const Tile<T, kWidth, kVector> tile(args, job);
+  const Steps<T, kVector> of_x = tile.in(args.x);
+  const Steps<T, kVector> of_y = tile.in(args.y);
   Vec<T, kVector> next[kAhead];
   of_x.fetch(next, 0, tile.last);
   R window[kWidth][kVector] = {};
@@ -159,11 +159,11 @@ __global__ void __launch_bounds__(kThreads, kWidth == 4 ? 6 : 3)
       if (t + i < tile.steps) store(of_y[t + i], y);
     }
   }
-  if (tile.begin + tile.steps < p.time) return;
-  for (int64_t t = -(p.width - 1); t < 0; ++t) {
+  if (tile.begin + tile.steps < args.time) return;
+  for (int64_t t = -(args.width - 1); t < 0; ++t) {
     R x[kVector];
     tile.input(x, tile.steps + int(t));
-    for (int v = 0; v < kVector; ++v) static_cast<R*>(p.final_state)[tile.state(v, t)] = x[v];
+    for (int v = 0; v < kVector; ++v) static_cast<R*>(args.final_state)[tile.state(v, t)] = x[v];
   }
 }
 
@@ -187,11 +187,11 @@ __global__ void __launch_bounds__(kThreads, kWidth == 4 ? 5 : 2)
     backward_kernel(const __grid_constant__ CausalConv1dBackward bwd, Real<T>* part_dweight,
                     Real<T>* part_dbias, int64_t jobs) {
   using R = Real<T>;
-  const CausalConv1dForward& p = bwd.forward;
+  const CausalConv1dForward& args = bwd.forward;
   const int64_t job = blockIdx.x * int64_t{kThreads} + threadIdx.x;
   if (job >= jobs) return;
-  const Tile<T, kWidth, kVector> tile(p, job);
-  const Steps<T, kVector> of_x = tile.in(p.x);
+  const Tile<T, kWidth, kVector> tile(args, job);
+  const Steps<T, kVector> of_x = tile.in(args.x);
   const Steps<T, kVector> of_dy = tile.in(part_of<T>(bwd, tile.d));
   const Steps<T, kVector> of_dx = tile.in(bwd.dx);
   R window[kWidth][kVector] = {};
@@ -236,7 +236,8 @@ __global__ void __launch_bounds__(kThreads, kWidth == 4 ? 5 : 2)
         for (int j = 0; j < kWidth; ++j) dweight[j][v] += own * window[j][v];
       }
       push(dpre, d);
-      if (kEdge && (before >= tile.steps || (before < 0 && (tile.begin > 0 || before <= -p.width))))
+      if (kEdge &&
+          (before >= tile.steps || (before < 0 && (tile.begin > 0 || before <= -args.width))))
         continue;
 #pragma unroll
       for (int v = 0; v < kVector; ++v) {
@@ -244,8 +245,8 @@ __global__ void __launch_bounds__(kThreads, kWidth == 4 ? 5 : 2)
 #pragma unroll
         for (int j = 0; j < kWidth; ++j) dx[v] += tile.weight[j][v] * dpre[kWidth - 1 - j][v];
         const int64_t s = tile.begin + before;
-        if (kEdge && bwd.dfinal_state && s - p.time > -p.width)
-          dx[v] += static_cast<const R*>(bwd.dfinal_state)[tile.state(v, s - p.time)];
+        if (kEdge && bwd.dfinal_state && s - args.time > -args.width)
+          dx[v] += static_cast<const R*>(bwd.dfinal_state)[tile.state(v, s - args.time)];
         if (kEdge && s < 0 && bwd.dinitial_state)
           static_cast<R*>(bwd.dinitial_state)[tile.state(v, s)] = dx[v];
       }
@@ -258,49 +259,49 @@ __global__ void __launch_bounds__(kThreads, kWidth == 4 ? 5 : 2)
     if (first >= kWidth && first + kAhead <= tile.steps) round(first, std::false_type());
     else round(first, std::true_type());
   }
-  const int64_t row = tile.index * p.channels + tile.d;
+  const int64_t row = tile.index * args.channels + tile.d;
   for (int v = 0; v < kVector; ++v) {
     part_dbias[row + v] = dbias[v];
 #pragma unroll
     for (int j = 0; j < kWidth; ++j)
-      if (j >= kWidth - p.width)
-        part_dweight[(row + v) * p.width + j - (kWidth - p.width)] = dweight[j][v];
+      if (j >= kWidth - args.width)
+        part_dweight[(row + v) * args.width + j - (kWidth - args.width)] = dweight[j][v];
   }
 }
 
-int64_t rows(const CausalConv1dForward& p) { return p.batch * ceil_div(p.time, kTile); }
+int64_t rows(const CausalConv1dForward& args) { return args.batch * ceil_div(args.time, kTile); }
 
 template <class R>
 struct BackwardWorkspace {
   R* dweight;
   R* dbias;
-  BackwardWorkspace(const CausalConv1dForward& p, WorkspaceArena& arena)
-      : dweight(arena.take<R>(rows(p) * p.channels * p.width)),
-        dbias(arena.take<R>(rows(p) * p.channels)) {}
+  BackwardWorkspace(const CausalConv1dForward& args, WorkspaceArena& arena)
+      : dweight(arena.take<R>(rows(args) * args.channels * args.width)),
+        dbias(arena.take<R>(rows(args) * args.channels)) {}
 };
 
-void check(const CausalConv1dForward& p) {
-  if (p.width < 1 || p.width > kMaxWidth)
+void check(const CausalConv1dForward& args) {
+  if (args.width < 1 || args.width > kMaxWidth)
     throw Unsupported("causal_conv1d on CUDA takes a width of 1 to 8, not " +
-                      std::to_string(p.width));
+                      std::to_string(args.width));
 }
 
 // f(integral constants of kWidth, kVector and kSilu): kVector elements are `bytes` wide where that
 // is aligned and no part of dy ends between them (`together`), else 1.
 template <class T, int kBytes, class F>
-void with_shape(const CausalConv1dForward& p, std::initializer_list<View> views, bool together,
+void with_shape(const CausalConv1dForward& args, std::initializer_list<View> views, bool together,
                 F&& f) {
   constexpr int kVector = std::max<int>(1, kBytes / sizeof(T));
   for (const View& view : views)
     if (view.time_stride > INT32_MAX / int64_t{sizeof(T)})
       throw Unsupported("causal_conv1d on CUDA takes steps of less than 2^31 bytes");
   auto with_width = [&](auto vector) {
-    with_constant<false, true>(p.silu, [&](auto silu) {
-      if (p.width <= 4) f(std::integral_constant<int, 4>{}, vector, silu);
+    with_constant<false, true>(args.silu, [&](auto silu) {
+      if (args.width <= 4) f(std::integral_constant<int, 4>{}, vector, silu);
       else f(std::integral_constant<int, 8>{}, vector, silu);
     });
   };
-  if (kVector == 1 || (together && p.channels % kVector == 0 &&
+  if (kVector == 1 || (together && args.channels % kVector == 0 &&
                        rows_aligned(views, sizeof(T), sizeof(T) * kVector)))
     with_width(std::integral_constant<int, kVector>{});
   else if constexpr (kVector > 1) with_width(std::integral_constant<int, 1>{});
@@ -314,35 +315,38 @@ size_t workspace_bytes(const CausalConv1dBackward& bwd) {
   });
 }
 
-void causal_conv1d(const CausalConv1dForward& p, Stream stream) {
-  check(p);
-  with_type(p.dtype, [&](auto type) {
+void causal_conv1d(const CausalConv1dForward& args, Stream stream) {
+  check(args);
+  with_type(args.dtype, [&](auto type) {
     using T = decltype(type);
-    with_shape<T, kForwardBytes>(p, {p.x, p.y}, true, [&](auto width, auto vector, auto silu) {
-      const int64_t jobs = p.channels / vector() * rows(p);
-      launch_threads(forward_kernel<T, width(), vector(), silu()>, jobs, kThreads, stream, p, jobs);
-    });
+    with_shape<T, kForwardBytes>(args, {args.x, args.y}, true,
+                                 [&](auto width, auto vector, auto silu) {
+                                   const int64_t jobs = args.channels / vector() * rows(args);
+                                   launch_threads(forward_kernel<T, width(), vector(), silu()>,
+                                                  jobs, kThreads, stream, args, jobs);
+                                 });
   });
 }
 
 void causal_conv1d(const CausalConv1dBackward& bwd, void* workspace, Stream stream) {
-  const CausalConv1dForward& p = bwd.forward;
-  check(p);
-  with_type(p.dtype, [&](auto type) {
+  const CausalConv1dForward& args = bwd.forward;
+  check(args);
+  with_type(args.dtype, [&](auto type) {
     using T = decltype(type);
     using R = Real<T>;
-    const auto scratch = workspace_at<BackwardWorkspace<R>>(workspace, p);
+    const auto scratch = workspace_at<BackwardWorkspace<R>>(workspace, args);
     const bool together = bwd.first[1] % kBackwardBytes == 0 && bwd.first[2] % kBackwardBytes == 0;
     const View& dy = bwd.dy[0];
     const auto more = [&](int i) { return bwd.dy[i].data ? bwd.dy[i] : dy; };
-    with_shape<T, kBackwardBytes>(
-        p, {p.x, dy, more(1), more(2), bwd.dx}, together, [&](auto width, auto vector, auto silu) {
-          const int64_t jobs = p.channels / vector() * rows(p);
-          launch_threads(backward_kernel<T, width(), vector(), silu()>, jobs, kThreads, stream, bwd,
-                         scratch.dweight, scratch.dbias, jobs);
-        });
-    sum_rows(scratch.dweight, bwd.dweight, rows(p), p.channels * p.width, stream);
-    sum_rows(scratch.dbias, bwd.dbias, rows(p), p.channels, stream);
+    with_shape<T, kBackwardBytes>(args, {args.x, dy, more(1), more(2), bwd.dx}, together,
+                                  [&](auto width, auto vector, auto silu) {
+                                    const int64_t jobs = args.channels / vector() * rows(args);
+                                    launch_threads(backward_kernel<T, width(), vector(), silu()>,
+                                                   jobs, kThreads, stream, bwd, scratch.dweight,
+                                                   scratch.dbias, jobs);
+                                  });
+    sum_rows(scratch.dweight, bwd.dweight, rows(args), args.channels * args.width, stream);
+    sum_rows(scratch.dbias, bwd.dbias, rows(args), args.channels, stream);
   });
 }
 

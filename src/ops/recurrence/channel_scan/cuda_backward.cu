@@ -19,32 +19,34 @@ struct BackwardWorkspace {
   // [B, chunks, Dm]
   float* dD;
   float* dbias;
-  BackwardWorkspace(const Plan& a, WorkspaceArena& arena) {
-    const int64_t rows = a.rows();
-    const int64_t sums = a.tiles * a.p.batch * a.p.time * a.p.groups * a.p.state_size;
-    decays = arena.take<float>(a.decay_numbers());
-    ends = arena.take<float>(a.rule == Rule::exact ? 0 : rows * a.states);
-    subs = arena.take<float>(rows * a.chunk / kSub * a.states);
+  BackwardWorkspace(const Plan& plan, WorkspaceArena& arena) {
+    const int64_t rows = plan.rows();
+    const int64_t sums =
+        plan.tiles * plan.args.batch * plan.args.time * plan.args.groups * plan.args.state_size;
+    decays = arena.take<float>(plan.decay_numbers());
+    ends = arena.take<float>(plan.rule == Rule::exact ? 0 : rows * plan.states);
+    subs = arena.take<float>(rows * plan.chunk / kSub * plan.states);
     dk = arena.take<float>(sums);
     dq = arena.take<float>(sums);
-    drate = arena.take<float>(a.rule == Rule::token     ? sums
-                              : a.rule == Rule::channel ? rows * a.p.state_size
-                                                        : 0);
+    drate = arena.take<float>(plan.rule == Rule::token     ? sums
+                              : plan.rule == Rule::channel ? rows * plan.args.state_size
+                                                           : 0);
     dD = arena.take<float>(rows);
     dbias = arena.take<float>(rows);
   }
   // This thread's first state before step t of its stretch; the next is Dm numbers on.
   template <class T, class Shape>
   __device__ float* sub(const LaneState<T, Shape>& lane, int t) const {
-    const Plan& a = lane.a;
-    const int64_t row = (lane.b * a.chunks * a.chunk + lane.begin + t) / kSub;
-    return subs + (row * Shape::kStates + lane.part * Shape::kPerLane) * a.p.channels + lane.d;
+    const Plan& plan = lane.plan;
+    const int64_t row = (lane.b * plan.chunks * plan.chunk + lane.begin + t) / kSub;
+    return subs + (row * Shape::kStates + lane.part * Shape::kPerLane) * plan.args.channels +
+           lane.d;
   }
   template <int kCount, class T, class Shape>
   __device__ void load_sub(Vec<float, kCount>& S, const LaneState<T, Shape>& lane, int t) const {
     const float* from = sub(lane, t);
 #pragma unroll
-    for (int n = 0; n < kCount; ++n) S[n] = lane.live ? from[n * lane.a.p.channels] : 0.f;
+    for (int n = 0; n < kCount; ++n) S[n] = lane.live ? from[n * lane.plan.args.channels] : 0.f;
   }
   // Into L2 the states that the block needs for the tile from step t on: a line of 128
   // bytes a thread.
@@ -56,8 +58,9 @@ struct BackwardWorkspace {
     const int row = threadIdx.x / kLines;
     const float* states =
         subs +
-        ((lane.b * lane.a.chunks * lane.a.chunk + lane.begin + t) / kSub * Shape::kStates + row) *
-            lane.a.p.channels +
+        ((lane.b * lane.plan.chunks * lane.plan.chunk + lane.begin + t) / kSub * Shape::kStates +
+         row) *
+            lane.plan.args.channels +
         lane.block;
     if (line * 32 < lane.width) prefetch_l2(states + line * 32);
   }
@@ -73,17 +76,17 @@ struct StatesSmem {
 };
 template <class T, class Shape>
 __global__ void __launch_bounds__(kThreads, Shape::kRule == Rule::exact ? 5 : 3)
-    states_kernel(Plan a, ChannelScanBackward bwd, BackwardWorkspace s) {
+    states_kernel(Plan plan, ChannelScanBackward bwd, BackwardWorkspace s) {
   extern __shared__ __align__(16) char memory[];
   auto& shared = *reinterpret_cast<StatesSmem<T, Shape>*>(memory);
   using State = typename Shape::State;
-  const LaneState<T, Shape> lane(a, false);
-  const View views[] = {a.p.x, a.p.delta, a.p.z, bwd.dy};
+  const LaneState<T, Shape> lane(plan, false);
+  const View views[] = {plan.args.x, plan.args.delta, plan.args.z, bwd.dy};
   TileLoader<T, Shape, 4> feed(shared.feed, lane, views);
   feed.start(0);
   const Column<T> dzs = lane.kept_column(bwd.dz);
-  const bool gated = a.p.z.data;
-  State S = load<State>(a.p.chunk_states + lane.states(a.chunks, lane.chunk));
+  const bool gated = plan.args.z.data;
+  State S = load<State>(plan.args.chunk_states + lane.states(plan.chunks, lane.chunk));
   State P;
   State H = {};
   float decays = 0;
@@ -98,7 +101,7 @@ __global__ void __launch_bounds__(kThreads, Shape::kRule == Rule::exact ? 5 : 3)
       if (lane.live) {
         float* out = s.sub(lane, tile + sub);
 #pragma unroll
-        for (int n = 0; n < Shape::kPerLane; ++n) out[n * a.p.channels] = S[n];
+        for (int n = 0; n < Shape::kPerLane; ++n) out[n * plan.args.channels] = S[n];
       }
       StepSums<T, Shape> sums;
 #pragma unroll
@@ -129,9 +132,9 @@ __global__ void __launch_bounds__(kThreads, Shape::kRule == Rule::exact ? 5 : 3)
     store_parts(s.dq, shared.parts, lane, tile);
   }
   if (Shape::kRule == Rule::exact || !lane.live) return;
-  store(s.ends + lane.states(a.chunks, lane.chunk), H);
-  if constexpr (Shape::kHasRate) store(s.decays + lane.states(a.chunks, lane.chunk), P);
-  else if (lane.first) s.decays[lane.channels(a.chunks, lane.chunk)] = decays;
+  store(s.ends + lane.states(plan.chunks, lane.chunk), H);
+  if constexpr (Shape::kHasRate) store(s.decays + lane.states(plan.chunks, lane.chunk), P);
+  else if (lane.first) s.decays[lane.channels(plan.chunks, lane.chunk)] = decays;
 }
 
 // The last pass goes backwards through a chunk, or through the whole sequence of the exact update,
@@ -202,7 +205,7 @@ __device__ void steps_back(GradientsSmem<T, Shape>& shared, const LaneState<T, S
           sum[k] = shared.drate_sum[n][own];
         }
         float S = next[k];
-        next[k] = start[(n + 2) % kPerLane * lane.a.p.channels];
+        next[k] = start[(n + 2) % kPerLane * lane.plan.args.channels];
 #pragma unroll
         for (int i = 0; i < kSub; ++i) {
           decays[i][k] = decay<Shape::kRule>(steps.size[i], rate(i, k));
@@ -303,21 +306,21 @@ __device__ void steps_back(GradientsSmem<T, Shape>& shared, const LaneState<T, S
 
 template <class T, class Shape>
 __global__ void __launch_bounds__(kThreads, Shape::kRule == Rule::exact ? 2 : 3)
-    gradients_kernel(Plan a, ChannelScanBackward bwd, BackwardWorkspace s) {
+    gradients_kernel(Plan plan, ChannelScanBackward bwd, BackwardWorkspace s) {
   extern __shared__ __align__(16) char memory[];
   auto& shared = *reinterpret_cast<GradientsSmem<T, Shape>*>(memory);
   using State = typename Shape::State;
   constexpr bool kSequential = Shape::kRule == Rule::exact;
   constexpr bool kOfChannel = Shape::kRule == Rule::channel;
-  const LaneState<T, Shape> lane(a, kSequential);
-  const View views[] = {a.p.x, a.p.delta, a.p.z, bwd.dy};
+  const LaneState<T, Shape> lane(plan, kSequential);
+  const View views[] = {plan.args.x, plan.args.delta, plan.args.z, bwd.dy};
   TileLoader<T, Shape, 4> feed(shared.feed, lane, views);
   const int last = (lane.steps - 1) / kTile * kTile;
   const int own = threadIdx.x;
   feed.start(last);
   const Column<T> dxs = lane.kept_column(bwd.dx);
   const Column<T> ddeltas = lane.kept_column(bwd.ddelta);
-  const bool gated = a.p.z.data;
+  const bool gated = plan.args.z.data;
   float dD = 0;
   float dbias = 0;
   State G;
@@ -326,7 +329,7 @@ __global__ void __launch_bounds__(kThreads, Shape::kRule == Rule::exact ? 2 : 3)
   Vec<float, kNext> next;
   s.load_sub(next, lane, (lane.steps - 1) / kSub * kSub);
   if constexpr (kSequential) G = lane.read(bwd.dfinal_state, lane.b);
-  else G = load<State>(s.ends + lane.states(a.chunks, lane.chunk));
+  else G = load<State>(s.ends + lane.states(plan.chunks, lane.chunk));
   if (!lane.live) G = {};
   if constexpr (kOfChannel) rate = lane.decay_rates();
 #pragma unroll
@@ -373,7 +376,7 @@ __global__ void __launch_bounds__(kThreads, Shape::kRule == Rule::exact ? 2 : 3)
     if constexpr (Shape::kRule == Rule::token) store_parts(s.drate, shared.drate[0], lane, tile);
   }
   if (kSequential && bwd.dinitial_state) lane.write(bwd.dinitial_state, lane.b, G);
-  const int64_t chunks = kSequential ? 1 : a.chunks;
+  const int64_t chunks = kSequential ? 1 : plan.chunks;
   if constexpr (kOfChannel) {
 #pragma unroll
     for (int n = 0; n < Shape::kPerLane; ++n) G[n] = shared.drate_sum[n][own];
@@ -393,28 +396,29 @@ size_t workspace_bytes(const ChannelScanBackward& bwd) {
 
 void channel_scan(const ChannelScanBackward& bwd, void* workspace, Stream stream) {
   using namespace token;
-  const ChannelScanForward& p = bwd.forward;
-  const Plan a(p, {p.x, p.delta, p.z, bwd.dy}, {p.k, p.q, p.rate, bwd.dx, bwd.ddelta, bwd.dz});
-  const auto s = workspace_at<BackwardWorkspace>(workspace, a);
-  const bool exact = a.rule == Rule::exact;
-  with_shape(a, [&]<class T, class Shape>(T, Shape) {
+  const ChannelScanForward& args = bwd.forward;
+  const Plan plan(args, {args.x, args.delta, args.z, bwd.dy},
+                  {args.k, args.q, args.rate, bwd.dx, bwd.ddelta, bwd.dz});
+  const auto s = workspace_at<BackwardWorkspace>(workspace, plan);
+  const bool exact = plan.rule == Rule::exact;
+  with_shape(plan, [&]<class T, class Shape>(T, Shape) {
     static_assert(sizeof(StatesSmem<T, Shape>) <= kPortableSharedBytes);
     static_assert(sizeof(GradientsSmem<T, Shape>) <= kPortableSharedBytes);
-    launch_kernel(states_kernel<T, Shape>, a.blocks(false), kThreads, sizeof(StatesSmem<T, Shape>),
-                  stream, a, bwd, s);
-    if (!exact) carry(a, s.ends, s.decays, bwd.dfinal_state, bwd.dinitial_state, true, stream);
-    launch_kernel(gradients_kernel<T, Shape>, a.blocks(exact), kThreads,
-                  sizeof(GradientsSmem<T, Shape>), stream, a, bwd, s);
+    launch_kernel(states_kernel<T, Shape>, plan.blocks(false), kThreads,
+                  sizeof(StatesSmem<T, Shape>), stream, plan, bwd, s);
+    if (!exact) carry(plan, s.ends, s.decays, bwd.dfinal_state, bwd.dinitial_state, true, stream);
+    launch_kernel(gradients_kernel<T, Shape>, plan.blocks(exact), kThreads,
+                  sizeof(GradientsSmem<T, Shape>), stream, plan, bwd, s);
   });
-  const int64_t tokens = p.batch * p.time * p.groups * p.state_size;
-  const int64_t rows = p.batch * (exact ? 1 : a.chunks);
-  sum_rows(s.dk, bwd.dk, a.tiles, tokens, stream);
-  sum_rows(s.dq, bwd.dq, a.tiles, tokens, stream);
-  if (a.rule == Rule::channel)
-    sum_rows(s.drate, bwd.drate, rows, p.channels * p.state_size, stream);
-  else sum_rows(s.drate, bwd.drate, a.tiles, tokens, stream);
-  sum_rows(s.dD, bwd.dD, rows, p.channels, stream);
-  sum_rows(s.dbias, bwd.ddelta_bias, rows, p.channels, stream);
+  const int64_t tokens = args.batch * args.time * args.groups * args.state_size;
+  const int64_t rows = args.batch * (exact ? 1 : plan.chunks);
+  sum_rows(s.dk, bwd.dk, plan.tiles, tokens, stream);
+  sum_rows(s.dq, bwd.dq, plan.tiles, tokens, stream);
+  if (plan.rule == Rule::channel)
+    sum_rows(s.drate, bwd.drate, rows, args.channels * args.state_size, stream);
+  else sum_rows(s.drate, bwd.drate, plan.tiles, tokens, stream);
+  sum_rows(s.dD, bwd.dD, rows, args.channels, stream);
+  sum_rows(s.dbias, bwd.ddelta_bias, rows, args.channels, stream);
 }
 
 }  // namespace assay::ops::cuda

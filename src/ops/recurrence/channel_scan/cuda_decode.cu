@@ -50,7 +50,7 @@ constexpr int kBlocks = !kFullTile    ? 2
 // kFullTile: 4 divides N, and four numbers lie where one load takes them.
 template <DecayKind kDecayKind, int kLanes, bool kFullTile>
 __global__ void __launch_bounds__(kWarps * 32, kBlocks<kLanes, kFullTile>)
-    decode_kernel(TokenSteps p) {
+    decode_kernel(TokenSteps args) {
   constexpr int kLoads = kLanes < 16 ? kLanes : 16;
   constexpr int kChannelsPerLoad = 32 / kLanes;
   constexpr int kChannels = kLoads * kChannelsPerLoad;
@@ -58,16 +58,16 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocks<kLanes, kFullTile>)
   const int lane = threadIdx.x % 32;
   const int side = lane / kLanes;
   const int n0 = lane % kLanes * 4;
-  const int N = int(p.state_size);
+  const int N = int(args.state_size);
   const int64_t b = int64_t{blockIdx.y} * kWarps + threadIdx.x / 32;
   const unsigned first = blockIdx.x * kChannels;
-  const int here = int(min(int64_t{kChannels}, p.channels - first));
+  const int here = int(min(int64_t{kChannels}, args.channels - first));
   const int count = N - n0;
-  const int64_t states = (b * p.channels + first) * N;
-  const float* before = p.initial_state ? p.initial_state + states : nullptr;
+  const int64_t states = (b * args.channels + first) * N;
+  const float* before = args.initial_state ? args.initial_state + states : nullptr;
   griddep_launch_dependents();
   griddep_wait();
-  if (b >= p.batch) return;
+  if (b >= args.batch) return;
 
   Vec4 S[kLoads];
   auto has = [&](int j) { return side + j * kChannelsPerLoad < here && count > 0; };
@@ -82,25 +82,25 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocks<kLanes, kFullTile>)
   // The channel that this thread owns; with others, where there are more threads than channels.
   const int own = lane % kLanes / kOwners * kChannelsPerLoad + side;
   const unsigned d = first + min(own, here - 1);
-  const unsigned head = kDecayKind == DecayKind::heads ? d / unsigned(p.head_dim) : d;
-  const unsigned group = p.groups > 1 ? first / unsigned(p.channels / p.groups) : 0;
-  const float D = or_0(p.D, p.x, 0, 0, head);
-  const float bias = or_0(p.delta_bias, p.x, 0, 0, head);
+  const unsigned head = kDecayKind == DecayKind::heads ? d / unsigned(args.head_dim) : d;
+  const unsigned group = args.groups > 1 ? first / unsigned(args.channels / args.groups) : 0;
+  const float D = or_0(args.D, args.x, 0, 0, head);
+  const float bias = or_0(args.delta_bias, args.x, 0, 0, head);
   const float head_rate =
-      kDecayKind == DecayKind::heads ? kLog2e * load_element(p.rate, 0, 0, head) : 0.f;
-  for (int64_t t = 0; t < p.time; ++t) {
-    const float x = load_element(p.x, b, t, d);
-    const float z = or_0(p.z, p.x, b, t, d);
-    const float raw = load_element(p.delta, b, t, head) + bias;
-    const Vec4 k = four<kFullTile>(row(p.k, b, t), p.k.dtype, group * N + n0, count);
-    const Vec4 q = four<kFullTile>(row(p.q, b, t), p.q.dtype, group * N + n0, count);
+      kDecayKind == DecayKind::heads ? kLog2e * load_element(args.rate, 0, 0, head) : 0.f;
+  for (int64_t t = 0; t < args.time; ++t) {
+    const float x = load_element(args.x, b, t, d);
+    const float z = or_0(args.z, args.x, b, t, d);
+    const float raw = load_element(args.delta, b, t, head) + bias;
+    const Vec4 k = four<kFullTile>(row(args.k, b, t), args.k.dtype, group * N + n0, count);
+    const Vec4 q = four<kFullTile>(row(args.q, b, t), args.q.dtype, group * N + n0, count);
     Vec4 rates[kRates];
     auto fetch_rates = [&](int j) {
 #pragma unroll
       for (int i = 0; i < kRates && i < kLoads; ++i) {
         const int channel = min(side + (j + i) * kChannelsPerLoad, here - 1);
-        rates[i] = four<kFullTile>(row(p.rate, b, t), p.rate.dtype,
-                                   (first + channel) * p.rate_channel_stride + n0, count);
+        rates[i] = four<kFullTile>(row(args.rate, b, t), args.rate.dtype,
+                                   (first + channel) * args.rate_channel_stride + n0, count);
       }
     };
     if constexpr (kDecayKind == DecayKind::channels) fetch_rates(0);
@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocks<kLanes, kFullTile>)
     float shared = 0;
     float sums[kLoads] = {};
     if constexpr (kDecayKind == DecayKind::channels || kDecayKind == DecayKind::heads) {
-      step = p.delta_softplus ? softplus<float>(raw) : raw;
+      step = args.delta_softplus ? softplus<float>(raw) : raw;
       shared = kDecayKind == DecayKind::heads ? ex2_approx(step * head_rate) : kLog2e * step;
     } else {
       float square[1] = {};
@@ -148,15 +148,15 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocks<kLanes, kFullTile>)
     }
     float y = transposed_sum<kLanes>(sums) + D * x;
     if (own >= here || lane % kOwners > 0) continue;
-    y = p.z.data ? y * SiluGate(z).value : y;
-    const int64_t at = b * p.y.batch_stride + t * p.y.time_stride + d;
-    if (p.y.dtype == DType::bf16) static_cast<bf16*>(p.y.data)[at] = from_compute<bf16>(y);
-    else static_cast<float*>(p.y.data)[at] = y;
+    y = args.z.data ? y * SiluGate(z).value : y;
+    const int64_t at = b * args.y.batch_stride + t * args.y.time_stride + d;
+    if (args.y.dtype == DType::bf16) static_cast<bf16*>(args.y.data)[at] = from_compute<bf16>(y);
+    else static_cast<float*>(args.y.data)[at] = y;
   }
 #pragma unroll
   for (int j = 0; j < kLoads; ++j) {
     if (!has(j)) continue;
-    float* to = p.final_state + states + state(j);
+    float* to = args.final_state + states + state(j);
     if constexpr (kFullTile) store_streaming(to, S[j]);
     else
 #pragma unroll
@@ -168,37 +168,39 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocks<kLanes, kFullTile>)
 bool in_fours(const TypedView& x, int64_t stride) {
   return (x.batch_stride | x.time_stride | stride) % 4 == 0 && is_aligned(x.data, 8);
 }
-bool whole(const TokenSteps& p) {
-  return p.state_size % 4 == 0 && is_aligned(p.initial_state, 16) && in_fours(p.k, 0) &&
-         in_fours(p.q, 0) && (p.rate_of_heads || in_fours(p.rate, p.rate_channel_stride));
+bool whole(const TokenSteps& args) {
+  return args.state_size % 4 == 0 && is_aligned(args.initial_state, 16) && in_fours(args.k, 0) &&
+         in_fours(args.q, 0) &&
+         (args.rate_of_heads || in_fours(args.rate, args.rate_channel_stride));
 }
 
 template <DecayKind kDecayKind, int kLanes, bool kFullTile = true>
-void launch(const TokenSteps& p, Stream stream) {
+void launch(const TokenSteps& args, Stream stream) {
   constexpr int kChannels = kLanes < 16 ? 32 : 512 / kLanes;
-  const dim3 blocks(unsigned(ceil_div(p.channels, kChannels)), unsigned(ceil_div(p.batch, kWarps)));
-  launch_pdl(decode_kernel<kDecayKind, kLanes, kFullTile>, blocks, kWarps * 32, 0, stream, p);
+  const dim3 blocks(unsigned(ceil_div(args.channels, kChannels)),
+                    unsigned(ceil_div(args.batch, kWarps)));
+  launch_pdl(decode_kernel<kDecayKind, kLanes, kFullTile>, blocks, kWarps * 32, 0, stream, args);
 }
 
 template <DecayKind kDecayKind>
-void launch(const TokenSteps& p, Stream stream) {
-  if (!whole(p)) launch<kDecayKind, 32, false>(p, stream);
-  else if (p.state_size <= 8) launch<kDecayKind, 2>(p, stream);
-  else if (p.state_size <= 16) launch<kDecayKind, 4>(p, stream);
-  else if (p.state_size <= 32) launch<kDecayKind, 8>(p, stream);
-  else if (p.state_size <= 64) launch<kDecayKind, 16>(p, stream);
-  else launch<kDecayKind, 32>(p, stream);
+void launch(const TokenSteps& args, Stream stream) {
+  if (!whole(args)) launch<kDecayKind, 32, false>(args, stream);
+  else if (args.state_size <= 8) launch<kDecayKind, 2>(args, stream);
+  else if (args.state_size <= 16) launch<kDecayKind, 4>(args, stream);
+  else if (args.state_size <= 32) launch<kDecayKind, 8>(args, stream);
+  else if (args.state_size <= 64) launch<kDecayKind, 16>(args, stream);
+  else launch<kDecayKind, 32>(args, stream);
 }
 
 }  // namespace
 }  // namespace assay::ops::cuda::token
 
 namespace assay::ops::cuda {
-void decode(const TokenSteps& p, Stream stream) {
+void decode(const TokenSteps& args, Stream stream) {
   using token::DecayKind;
-  if (p.update == Update::diagonal) token::launch<DecayKind::diagonal>(p, stream);
-  else if (p.update == Update::exact) token::launch<DecayKind::exact>(p, stream);
-  else if (p.rate_of_heads) token::launch<DecayKind::heads>(p, stream);
-  else token::launch<DecayKind::channels>(p, stream);
+  if (args.update == Update::diagonal) token::launch<DecayKind::diagonal>(args, stream);
+  else if (args.update == Update::exact) token::launch<DecayKind::exact>(args, stream);
+  else if (args.rate_of_heads) token::launch<DecayKind::heads>(args, stream);
+  else token::launch<DecayKind::channels>(args, stream);
 }
 }  // namespace assay::ops::cuda

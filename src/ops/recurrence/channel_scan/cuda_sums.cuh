@@ -85,11 +85,11 @@ struct StepSums {
 template <class T, class Shape>
 __device__ void store_parts(float* out, const Parts<Shape>& parts, const LaneState<T, Shape>& lane,
                             int tile) {
-  const ChannelScanForward& p = lane.a.p;
-  const unsigned N = unsigned(p.state_size);
-  const unsigned stride = unsigned(p.groups) * N;
-  const int64_t row = (lane.tile * p.batch + lane.b) * p.time + lane.begin + tile;
-  float* to = out + (row * p.groups + lane.group) * N;
+  const ChannelScanForward& args = lane.plan.args;
+  const unsigned N = unsigned(args.state_size);
+  const unsigned stride = unsigned(args.groups) * N;
+  const int64_t row = (lane.tile * args.batch + lane.b) * args.time + lane.begin + tile;
+  float* to = out + (row * args.groups + lane.group) * N;
 #pragma unroll
   for (unsigned i = threadIdx.x; i < kTile * Shape::kStates; i += kThreads) {
     const unsigned t = i / Shape::kStates;

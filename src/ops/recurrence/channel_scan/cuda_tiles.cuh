@@ -22,10 +22,10 @@ constexpr int64_t kMaxStride = int64_t{1} << 28;
 
 // Where the decay comes from: a rate of each channel or of each token, or k.
 enum class Rule { channel, token, diagonal, exact };
-inline Rule rule_of(const ChannelScanForward& p) {
-  if (p.update == Update::exact) return Rule::exact;
-  if (p.update == Update::diagonal) return Rule::diagonal;
-  return p.rate_of_channels ? Rule::channel : Rule::token;
+inline Rule rule_of(const ChannelScanForward& args) {
+  if (args.update == Update::exact) return Rule::exact;
+  if (args.update == Update::diagonal) return Rule::diagonal;
+  return args.rate_of_channels ? Rule::channel : Rule::token;
 }
 
 constexpr int states_per_lane(Rule rule) { return rule == Rule::exact ? 8 : 16; }
@@ -45,7 +45,7 @@ struct Shape {
 
 // The call, and how it is cut.
 struct Plan {
-  ChannelScanForward p;
+  ChannelScanForward args;
   Rule rule;
   int states;  // with those after N
   // channels, blocks of a group; steps of a chunk
@@ -55,25 +55,26 @@ struct Plan {
   int64_t chunks;
   bool aligned = false;  // every row of a tile can be read 16 bytes at a time
 
-  explicit Plan(const ChannelScanForward& p)
-      : p(p),
-        rule(rule_of(p)),
-        states(p.state_size <= 16 ? 16 : kMaxTokenStates),
-        group_width(p.channels / p.groups),
+  explicit Plan(const ChannelScanForward& args)
+      : args(args),
+        rule(rule_of(args)),
+        states(args.state_size <= 16 ? 16 : kMaxTokenStates),
+        group_width(args.channels / args.groups),
         tiles(ceil_div(group_width, kThreads * states_per_lane(rule) / states)),
         chunk(kMaxChunk) {
     // Longer chunks mean fewer states to store and carry; but there must be enough blocks to fill
     // the chip a few times.
-    while (chunk > 32 && p.batch * p.groups * tiles * ceil_div(p.time, chunk) < 1500) chunk /= 2;
-    chunks = ceil_div(p.time, chunk);
+    while (chunk > 32 && args.batch * args.groups * tiles * ceil_div(args.time, chunk) < 1500)
+      chunk /= 2;
+    chunks = ceil_div(args.time, chunk);
   }
   // Throws Unsupported.
-  Plan(const ChannelScanForward& p, std::initializer_list<View> read,
+  Plan(const ChannelScanForward& args, std::initializer_list<View> read,
        std::initializer_list<View> others);
   unsigned blocks(bool whole) const {
-    return unsigned(p.batch * p.groups * tiles * (whole ? 1 : chunks));
+    return unsigned(args.batch * args.groups * tiles * (whole ? 1 : chunks));
   }
-  int64_t rows() const { return p.batch * chunks * p.channels; }
+  int64_t rows() const { return args.batch * chunks * args.channels; }
   // Numbers of what tells the decay of each chunk: Σ Δ, or the product for every state.
   int64_t decay_numbers() const {
     return rule == Rule::exact ? 0 : rows() * (rule == Rule::channel ? 1 : states);
@@ -82,14 +83,15 @@ struct Plan {
 
 // f(T{}, Shape) for what the call needs.
 template <class F>
-void with_shape(const Plan& a, F&& f) {
+void with_shape(const Plan& plan, F&& f) {
   auto with_dtype = [&](auto type) {
-    with_constant<Rule::channel, Rule::token, Rule::diagonal, Rule::exact>(a.rule, [&](auto rule) {
-      with_constant<16, int(kMaxTokenStates)>(
-          a.states, [&](auto states) { f(type, Shape<rule(), states()>{}); });
-    });
+    with_constant<Rule::channel, Rule::token, Rule::diagonal, Rule::exact>(
+        plan.rule, [&](auto rule) {
+          with_constant<16, int(kMaxTokenStates)>(
+              plan.states, [&](auto states) { f(type, Shape<rule(), states()>{}); });
+        });
   };
-  a.p.dtype == DType::bf16 ? with_dtype(bf16{}) : with_dtype(float{});
+  plan.args.dtype == DType::bf16 ? with_dtype(bf16{}) : with_dtype(float{});
 }
 
 // One column of rows that lie `stride` bytes apart. One multiply-add makes an address.
@@ -109,7 +111,7 @@ template <class T, class Shape>
 struct LaneState : Shape {
   using typename Shape::State;
   static constexpr int kWarpChannels = 32 / Shape::kLanes;
-  const Plan& a;
+  const Plan& plan;
   // `block`: its first channel
   int64_t b;
   int64_t group;
@@ -131,27 +133,27 @@ struct LaneState : Shape {
   float bias;
   float D;
 
-  __device__ LaneState(const Plan& a, bool whole) : a(a) {
+  __device__ LaneState(const Plan& plan, bool whole) : plan(plan) {
     unsigned i = blockIdx.x;  // Divisions of 64 bits take five times as long.
-    tile = i % unsigned(a.tiles);
-    i /= unsigned(a.tiles);
-    group = i % unsigned(a.p.groups);
-    i /= unsigned(a.p.groups);
-    chunk = whole ? 0 : i % unsigned(a.chunks);
-    b = whole ? i : i / unsigned(a.chunks);
+    tile = i % unsigned(plan.tiles);
+    i /= unsigned(plan.tiles);
+    group = i % unsigned(plan.args.groups);
+    i /= unsigned(plan.args.groups);
+    chunk = whole ? 0 : i % unsigned(plan.chunks);
+    b = whole ? i : i / unsigned(plan.chunks);
     part = Shape::kLanes == 1 ? 0 : threadIdx.x % 32 / kWarpChannels;
     channel = Shape::kLanes == 1 ? threadIdx.x
                                  : threadIdx.x / 32 * kWarpChannels + threadIdx.x % kWarpChannels;
-    width = int(min(a.group_width - tile * Shape::kWidth, int64_t{Shape::kWidth}));
+    width = int(min(plan.group_width - tile * Shape::kWidth, int64_t{Shape::kWidth}));
     live = channel < width;
     first = live && part == 0;
-    block = group * a.group_width + tile * Shape::kWidth;
+    block = group * plan.group_width + tile * Shape::kWidth;
     d = block + (live ? channel : 0);
-    begin = chunk * a.chunk;
-    steps = int(whole ? a.p.time : min(a.chunk, a.p.time - begin));
+    begin = chunk * plan.chunk;
+    steps = int(whole ? plan.args.time : min(plan.chunk, plan.args.time - begin));
     owned = first ? steps : 0;
-    bias = a.p.delta_bias ? a.p.delta_bias[d] : 0.f;
-    D = a.p.D && part == 0 ? a.p.D[d] : 0.f;
+    bias = plan.args.delta_bias ? plan.args.delta_bias[d] : 0.f;
+    D = plan.args.D && part == 0 ? plan.args.D[d] : 0.f;
   }
   template <class U = T>
   __device__ Column<U> column(const View& v, int64_t i) const {
@@ -173,7 +175,7 @@ struct LaneState : Shape {
     return channels(rows, row) * Shape::kStates + part * Shape::kPerLane;
   }
   __device__ int64_t channels(int64_t rows, int64_t row) const {
-    return (b * rows + row) * a.p.channels + d;
+    return (b * rows + row) * plan.args.channels + d;
   }
   // States from and to a caller's [rows, Dm, N], where a null `in` is zeros.
   __device__ State read(const float* in, int64_t row) const {
@@ -189,13 +191,13 @@ struct LaneState : Shape {
     for (int n = 0; n < Shape::kPerLane; ++n)
       if (live && has(n)) to[n] = x[n];
   }
-  __device__ bool has(int n) const { return part * Shape::kPerLane + n < a.p.state_size; }
+  __device__ bool has(int n) const { return part * Shape::kPerLane + n < plan.args.state_size; }
   __device__ int64_t outer(int64_t row) const {
-    return (row * a.p.channels + d) * a.p.state_size + part * Shape::kPerLane;
+    return (row * plan.args.channels + d) * plan.args.state_size + part * Shape::kPerLane;
   }
   // exp(Δ A) = 2^(Δ A log2 e)
   __device__ State decay_rates() const {
-    State A = read(static_cast<const float*>(a.p.rate.data), 0);
+    State A = read(static_cast<const float*>(plan.args.rate.data), 0);
 #pragma unroll
     for (float& x : A.at) x *= kLog2e;
     return A;
@@ -264,11 +266,11 @@ struct TileLoader : Shape {
                         const View (&views)[kCount])
       : shared(shared), lane(lane), views(views) {
     if (threadIdx.x == 0) {
-      const int64_t first = lane.group * lane.a.p.state_size;
+      const int64_t first = lane.group * lane.plan.args.state_size;
 #pragma unroll
       for (int i = 0; i < kCount; ++i) shared.base[i] = lane.column(views[i], lane.block).data;
-      shared.base[kCount] = lane.column(lane.a.p.k, first).data;
-      shared.base[kCount + 1] = lane.column(lane.a.p.q, first).data;
+      shared.base[kCount] = lane.column(lane.plan.args.k, first).data;
+      shared.base[kCount + 1] = lane.column(lane.plan.args.q, first).data;
     }
     __syncthreads();
   }
@@ -280,13 +282,13 @@ struct TileLoader : Shape {
     for (int i = 0; i < kCount; ++i)
       if (views[i].data) copy(shared.tile[1 - here][i], base(i, views[i]), t);
     cp_async_commit_group();
-    const Column<T> k = base(kCount, lane.a.p.k);
-    const Column<T> q = base(kCount + 1, lane.a.p.q);
-    const Column<float> rate = lane.template column<float>(lane.a.p.rate, 0);
+    const Column<T> k = base(kCount, lane.plan.args.k);
+    const Column<T> q = base(kCount + 1, lane.plan.args.q);
+    const Column<float> rate = lane.template column<float>(lane.plan.args.rate, 0);
 #pragma unroll
     for (int i = 0; i < kValues; ++i) {
       const int step = min(t + token_row(i), lane.steps - 1);
-      const int n = min(token_column(i), int(lane.a.p.state_size) - 1);
+      const int n = min(token_column(i), int(lane.plan.args.state_size) - 1);
       next_k[i] = (&k[step])[n];
       if constexpr (kReadsQ) next_q[i] = (&q[step])[n];
       if constexpr (Shape::kRule == Rule::token) next_rate[i] = (&rate[step])[n];
@@ -300,7 +302,7 @@ struct TileLoader : Shape {
     for (int i = 0; i < kValues; ++i) {
       const int row = token_row(i);
       const int n = token_column(i);
-      const bool there = n < lane.a.p.state_size;
+      const bool there = n < lane.plan.args.state_size;
       const float key = there ? to_compute(next_k[i]) : 0.f;
       shared.k[row][n] = key;
       if constexpr (kReadsQ) shared.q[row][n] = there ? to_compute(next_q[i]) : 0.f;
@@ -337,14 +339,14 @@ struct TileLoader : Shape {
       p = __fdividef(beta, 1 + beta * shared.square[i]);
     } else {
       const float soft = softplus<T>(raw);  // computed always: a branch splits the schedule
-      p = lane.a.p.delta_softplus ? soft : raw;
+      p = lane.plan.args.delta_softplus ? soft : raw;
     }
     return exists ? p : 0.f;
   }
   // The derivative of `step`, the step size, with respect to delta.
   __device__ float step_slope(int i, float step) const {
     const float slope = Shape::kHasSquare ? 0 : softplus_slope<T>(step);
-    if constexpr (!Shape::kHasSquare) return lane.a.p.delta_softplus ? slope : 1.f;
+    if constexpr (!Shape::kHasSquare) return lane.plan.args.delta_softplus ? slope : 1.f;
     const float beta = sigmoid_approx(get(1, i) + lane.bias);
     const float held = __fdividef(1.f, 1 + beta * shared.square[i]);
     return held * held * beta * (1 - beta);
@@ -379,7 +381,7 @@ struct TileLoader : Shape {
   }
   // Rows after the last step repeat it; channels after the last are 0.
   __device__ void copy(T (&to)[kTile][kWidth], Column<T> in, int t) const {
-    if (lane.a.aligned) {
+    if (lane.plan.aligned) {
       const int i = threadIdx.x % kPieces * kPiece;
       const int first = threadIdx.x / kPieces;
       const bool there = i < lane.width;

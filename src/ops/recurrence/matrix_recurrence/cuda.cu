@@ -83,29 +83,31 @@ struct Scratch {
   // backward only: the states' gradients; [chunks, 16, V]
   bf16* dstates;
   bf16* dW;
-  Scratch(const ChunkedForward& p, bool backwards, WorkspaceArena& arena)
-      : segments(p),
-        tiles(is_scalar(p) ? Prepared(p, backwards, arena)
-                           : workspace_at<Prepared>(p.chunks, p, p.keeps)) {
-    const int64_t cut = segments.count > 1 ? p.batch * p.heads * segments.count * p.key_dim : 0;
-    const int64_t values = backwards ? chunk_count(p) * p.heads * p.value_dim : 0;
-    const bool low = p.rule != Rule::gla;
-    local = arena.take<float>(cut * p.value_dim);
-    turn = arena.take<float>(low ? cut * p.key_dim : 0);
+  Scratch(const ChunkedForward& args, bool backwards, WorkspaceArena& arena)
+      : segments(args),
+        tiles(is_scalar(args) ? Prepared(args, backwards, arena)
+                              : workspace_at<Prepared>(args.chunks, args, args.keeps)) {
+    const int64_t cut =
+        segments.count > 1 ? args.batch * args.heads * segments.count * args.key_dim : 0;
+    const int64_t values = backwards ? chunk_count(args) * args.heads * args.value_dim : 0;
+    const bool low = args.rule != Rule::gla;
+    local = arena.take<float>(cut * args.value_dim);
+    turn = arena.take<float>(low ? cut * args.key_dim : 0);
     total = arena.take<float>(low ? 0 : cut);
-    starts = arena.take<float>(cut * p.value_dim);
-    dstates = arena.take<bf16>(values * p.key_dim);
+    starts = arena.take<float>(cut * args.value_dim);
+    dstates = arena.take<bf16>(values * args.key_dim);
     dW = arena.take<bf16>(low ? values * kChunkSteps : 0);
   }
 };
 
 // A pass from the state `first`, or from zeros. Where there are several segments, a pass over each
 // alone finds the states before them.
-void run(const ChunkedForward& p, const Scratch& s, Pass task, const float* first, Stream stream) {
-  const int64_t K = p.key_dim;
-  const int64_t V = p.value_dim;
-  const int64_t heads = p.batch * p.heads;
-  const auto launch = is_scalar(p) ? scalar_pass : pass;
+void run(const ChunkedForward& args, const Scratch& s, Pass task, const float* first,
+         Stream stream) {
+  const int64_t K = args.key_dim;
+  const int64_t V = args.value_dim;
+  const int64_t heads = args.batch * args.heads;
+  const auto launch = is_scalar(args) ? scalar_pass : pass;
   task.starts = first;
   if (s.segments.count > 1) {
     Pass alone = task;
@@ -115,30 +117,33 @@ void run(const ChunkedForward& p, const Scratch& s, Pass task, const float* firs
     alone.last = s.local;
     alone.turn = s.turn;
     alone.total = s.total;
-    launch(p, alone, stream);
-    if (p.rule == Rule::gla)
+    launch(args, alone, stream);
+    if (args.rule == Rule::gla)
       launch_kernel(carry_diagonal_kernel, dim3(unsigned(ceil_div(K * V, 256)), unsigned(heads)),
-                    256, 0, stream, alone, first, s.starts, int(K * V), int(is_scalar(p) ? 1 : K));
+                    256, 0, stream, alone, first, s.starts, int(K * V),
+                    int(is_scalar(args) ? 1 : K));
     else
       launch_kernel(carry_kernel, unsigned(heads * (V / 16)), 256, sizeof(CarrySmem), stream, alone,
                     first, s.starts, int(K), int(V));
     task.starts = s.starts;
   }
-  launch(p, task, stream);
+  launch(args, task, stream);
 }
 
 }  // namespace
 
-Segments::Segments(const ChunkedForward& p) {
+Segments::Segments(const ChunkedForward& args) {
   constexpr int64_t kLeastSteps = 256;  // steps of a segment, at least
-  const int64_t steps = is_scalar(p) ? kScalarChunkSteps : kChunkSteps;
-  const int64_t all = ceil_div(p.time, steps);
+  const int64_t steps = is_scalar(args) ? kScalarChunkSteps : kChunkSteps;
+  const int64_t all = ceil_div(args.time, steps);
   columns = kMaxColumns;
-  while (p.value_dim % columns || (!is_scalar(p) && p.key_dim % columns)) columns -= 16;
-  parts = p.value_dim / columns;
-  const int64_t blocks = p.batch * p.heads * parts;
+  while (args.value_dim % columns || (!is_scalar(args) && args.key_dim % columns)) columns -= 16;
+  parts = args.value_dim / columns;
+  const int64_t blocks = args.batch * args.heads * parts;
   // As many blocks as the SMs hold at once: one more would take as long as all of them.
-  const int64_t resident = sm_count() * (is_scalar(p) ? units_of_sm(p) : p.key_dim > 96 ? 2 : 4);
+  const int64_t resident = sm_count() * (is_scalar(args)     ? units_of_sm(args)
+                                         : args.key_dim > 96 ? 2
+                                                             : 4);
   const int64_t wanted = std::min(resident / blocks, all * steps / kLeastSteps);
   count = blocks >= sm_count() ? 1 : std::max<int64_t>(1, wanted);
   chunks = ceil_div(all, count);
@@ -157,51 +162,64 @@ int64_t value_size(int64_t value_dim, bool decode, bool scalar) {
   const int64_t step = any ? 16 : chunks::kMaxColumns;
   return ceil_div(value_dim, step) * step;
 }
-bool is_scalar(const ChunkedForward& p) { return p.rule == Rule::gla && p.decay_dim <= 1 && !p.u; }
-int64_t chunk_count(const ChunkedForward& p) {
-  return p.batch * ceil_div(p.time, is_scalar(p) ? kScalarChunkSteps : kChunkSteps);
+bool is_scalar(const ChunkedForward& args) {
+  return args.rule == Rule::gla && args.decay_dim <= 1 && !args.u;
 }
-int64_t key_gradients(const ChunkedForward& p) {
-  return is_scalar(p) ? p.heads / chunks::sharers(p) : p.heads;
+int64_t chunk_count(const ChunkedForward& args) {
+  return args.batch * ceil_div(args.time, is_scalar(args) ? kScalarChunkSteps : kChunkSteps);
+}
+int64_t key_gradients(const ChunkedForward& args) {
+  return is_scalar(args) ? args.heads / chunks::sharers(args) : args.heads;
 }
 
 // With scalar decays only the states before the segments are kept; the rest is computed again.
-size_t chunk_bytes(const ChunkedForward& p) {
-  if (!is_scalar(p)) return workspace_size<chunks::Prepared>(p, p.keeps);
-  const int64_t segments = chunks::Segments(p).count;
-  return segments == 1 ? 0 : sizeof(float) * p.batch * p.heads * segments * p.key_dim * p.value_dim;
+size_t chunk_bytes(const ChunkedForward& args) {
+  if (!is_scalar(args)) return workspace_size<chunks::Prepared>(args, args.keeps);
+  const int64_t segments = chunks::Segments(args).count;
+  return segments == 1
+             ? 0
+             : sizeof(float) * args.batch * args.heads * segments * args.key_dim * args.value_dim;
 }
-size_t workspace_bytes(const ChunkedForward& p) {
-  return workspace_size<chunks::Scratch>(p, false);
+size_t workspace_bytes(const ChunkedForward& args) {
+  return workspace_size<chunks::Scratch>(args, false);
 }
 size_t workspace_bytes(const ChunkedBackward& bwd) {
   return workspace_size<chunks::Scratch>(bwd.forward, true);
 }
 
-void matrix_recurrence(const ChunkedForward& p, void* workspace, Stream stream) {
+void matrix_recurrence(const ChunkedForward& args, void* workspace, Stream stream) {
   using namespace chunks;
-  auto s = workspace_at<Scratch>(workspace, p, false);
-  if (is_scalar(p)) s.starts = static_cast<float*>(p.chunks);
-  const auto launch = p.rule == Rule::delta ? delta_prepare : prepare;
-  (is_scalar(p) ? scalar_prepare : launch)(p, s.tiles, stream);
-  Pass task{.reader = p.q, .writer = p.k, .values = p.v, .tiles = s.tiles, .segments = s.segments};
-  task.out = static_cast<bf16*>(p.out);
+  auto s = workspace_at<Scratch>(workspace, args, false);
+  if (is_scalar(args)) s.starts = static_cast<float*>(args.chunks);
+  const auto launch = args.rule == Rule::delta ? delta_prepare : prepare;
+  (is_scalar(args) ? scalar_prepare : launch)(args, s.tiles, stream);
+  Pass task{.reader = args.q,
+            .writer = args.k,
+            .values = args.v,
+            .tiles = s.tiles,
+            .segments = s.segments};
+  task.out = static_cast<bf16*>(args.out);
   task.states = s.tiles.before;
   task.W = s.tiles.W;
-  task.last = p.final_state;
-  run(p, s, task, p.initial_state, stream);
+  task.last = args.final_state;
+  run(args, s, task, args.initial_state, stream);
 }
 
 void matrix_recurrence(const ChunkedBackward& bwd, void* workspace, Stream stream) {
   using namespace chunks;
-  const ChunkedForward& p = bwd.forward;
-  const auto s = workspace_at<Scratch>(workspace, p, true);
-  Pass task{.reader = p.q, .writer = p.k, .values = p.v, .tiles = s.tiles, .segments = s.segments};
-  if (is_scalar(p)) {  // the states before the chunks again
-    scalar_prepare(p, s.tiles, stream);
-    task.starts = s.segments.count > 1 ? static_cast<const float*>(p.chunks) : p.initial_state;
+  const ChunkedForward& args = bwd.forward;
+  const auto s = workspace_at<Scratch>(workspace, args, true);
+  Pass task{.reader = args.q,
+            .writer = args.k,
+            .values = args.v,
+            .tiles = s.tiles,
+            .segments = s.segments};
+  if (is_scalar(args)) {  // the states before the chunks again
+    scalar_prepare(args, s.tiles, stream);
+    task.starts =
+        s.segments.count > 1 ? static_cast<const float*>(args.chunks) : args.initial_state;
     task.states = s.tiles.before;
-    scalar_pass(p, task, stream);
+    scalar_pass(args, task, stream);
   }
   task.backwards = true;
   std::swap(task.reader, task.writer);
@@ -210,9 +228,9 @@ void matrix_recurrence(const ChunkedBackward& bwd, void* workspace, Stream strea
   task.states = s.dstates;
   task.W = s.dW;
   task.last = bwd.dinitial_state;
-  run(p, s, task, bwd.dfinal_state, stream);
-  const auto launch = p.rule == Rule::delta ? delta_gradients : gradients;
-  (is_scalar(p) ? scalar_gradients : launch)(bwd, task, stream);
+  run(args, s, task, bwd.dfinal_state, stream);
+  const auto launch = args.rule == Rule::delta ? delta_gradients : gradients;
+  (is_scalar(args) ? scalar_gradients : launch)(bwd, task, stream);
 }
 
 }  // namespace assay::ops::cuda

@@ -49,16 +49,16 @@ struct Case {
   static constexpr bool kBonus = kBonus_;
 };
 template <class F>
-void with_case(const ChunkedForward& p, F&& f) {
-  if (p.rule == Rule::dplr) f(Case<Rule::dplr, false>{}, Size<64>{});
-  else if (p.u) f(Case<Rule::gla, true>{}, Size<64>{});
-  else with_key_dim(p.key_dim, [&](auto size) { f(Case<Rule::gla, false>{}, size); });
+void with_case(const ChunkedForward& args, F&& f) {
+  if (args.rule == Rule::dplr) f(Case<Rule::dplr, false>{}, Size<64>{});
+  else if (args.u) f(Case<Rule::gla, true>{}, Size<64>{});
+  else with_key_dim(args.key_dim, [&](auto size) { f(Case<Rule::gla, false>{}, size); });
 }
 // As with_case, for Rule::delta too.
 template <class F>
-void with_rule(const ChunkedForward& p, F&& f) {
-  if (p.rule != Rule::delta) with_case(p, f);
-  else with_key_dim(p.key_dim, [&](auto size) { f(Case<Rule::delta, false>{}, size); });
+void with_rule(const ChunkedForward& args, F&& f) {
+  if (args.rule != Rule::delta) with_case(args, f);
+  else with_key_dim(args.key_dim, [&](auto size) { f(Case<Rule::delta, false>{}, size); });
 }
 
 // Inputs of the passes for a chunk of 16 steps of one head, as they are in shared memory; names as
@@ -87,15 +87,16 @@ struct Prepared {
   bf16* before;
   bf16* W;
 
-  Prepared(const ChunkedForward& p, bool keeps, WorkspaceArena& arena) {
-    const bool scalar = is_scalar(p);
-    const bool low = p.rule != Rule::gla;
-    const int64_t count = chunk_count(p) * p.heads;
+  Prepared(const ChunkedForward& args, bool keeps, WorkspaceArena& arena) {
+    const bool scalar = is_scalar(args);
+    const bool low = args.rule != Rule::gla;
+    const int64_t count = chunk_count(args) * args.heads;
     const int64_t square = kSteps * kSteps;
     int64_t bytes = 0;
     if (!scalar)
-      with_rule(
-          p, [&](auto which, auto size) { bytes = sizeof(ChunkTiles<which.kRule, size.value>); });
+      with_rule(args, [&](auto which, auto size) {
+        bytes = sizeof(ChunkTiles<which.kRule, size.value>);
+      });
     auto take = [&](bool present, int64_t size) {
       return present ? arena.take<bf16>(count * size) : nullptr;
     };
@@ -103,8 +104,8 @@ struct Prepared {
     T = take(low, square);
     G = take(low, square);
     gates = arena.take<ScalarGates>(scalar ? count : 0);
-    before = take(keeps, p.value_dim * p.key_dim);
-    W = take(low && keeps, kSteps * p.value_dim);
+    before = take(keeps, args.value_dim * args.key_dim);
+    W = take(low && keeps, kSteps * args.value_dim);
   }
   template <Rule kRule, int kK>
   __device__ ChunkTiles<kRule, kK>& at(int64_t index) const {
@@ -198,7 +199,7 @@ struct Segments {
   int chunks;
   int columns;
   int parts;
-  explicit Segments(const ChunkedForward& p);
+  explicit Segments(const ChunkedForward& args);
 };
 // One pass over the chunks in order of time: out, final_state, `before`, W. Backwards: dv,
 // dinitial_state, the state's gradient after each chunk and dW, from dout and dfinal_state.
@@ -224,20 +225,20 @@ struct Pass {
   float* total;
 };
 
-void prepare(const ChunkedForward& p, const Prepared& tiles, Stream stream);
-void pass(const ChunkedForward& p, const Pass& task, Stream stream);
+void prepare(const ChunkedForward& args, const Prepared& tiles, Stream stream);
+void pass(const ChunkedForward& args, const Pass& task, Stream stream);
 // From what the backward pass read and kept.
 void gradients(const ChunkedBackward& bwd, const Pass& task, Stream stream);
 // The three functions above for scalar decays.
-void scalar_prepare(const ChunkedForward& p, const Prepared& tiles, Stream stream);
-void scalar_pass(const ChunkedForward& p, const Pass& task, Stream stream);
+void scalar_prepare(const ChunkedForward& args, const Prepared& tiles, Stream stream);
+void scalar_pass(const ChunkedForward& args, const Pass& task, Stream stream);
 void scalar_gradients(const ChunkedBackward& bwd, const Pass& task, Stream stream);
 // prepare and gradients for Rule::delta, with one decay per step and head, or none.
-void delta_prepare(const ChunkedForward& p, const Prepared& tiles, Stream stream);
+void delta_prepare(const ChunkedForward& args, const Prepared& tiles, Stream stream);
 void delta_gradients(const ChunkedBackward& bwd, const Pass& task, Stream stream);
-int64_t common_sharers(const ChunkedForward& p);  // heads that share both q and k
-int64_t sharers(const ChunkedForward& p);         // those whose gradients of q and k are one sum
+int64_t common_sharers(const ChunkedForward& args);  // heads that share both q and k
+int64_t sharers(const ChunkedForward& args);         // those whose gradients of q and k are one sum
 // Blocks' shares of 64 columns of one head's state that an SM holds at the same time.
-int units_of_sm(const ChunkedForward& p);
+int units_of_sm(const ChunkedForward& args);
 
 }  // namespace assay::ops::cuda::chunks

@@ -12,14 +12,14 @@ template <int K>
 constexpr int kColumns = K == 256 ? 16 : 32;  // columns of a warp
 
 template <int kRows>
-__device__ inline void load_decay(float (&decay)[kRows], const ChunkedForward& p, const void* row,
-                                  int64_t first) {
-  if (p.decay_dim > 1) {
-    load_vec(decay, row, p.decay_dtype, first);
+__device__ inline void load_decay(float (&decay)[kRows], const ChunkedForward& args,
+                                  const void* row, int64_t first) {
+  if (args.decay_dim > 1) {
+    load_vec(decay, row, args.decay_dtype, first);
 #pragma unroll
     for (float& x : decay) x = expf(x);
   } else {
-    const float one = row ? expf(load_scalar(row, p.decay_dtype, 0)) : 1.f;
+    const float one = row ? expf(load_scalar(row, args.decay_dtype, 0)) : 1.f;
 #pragma unroll
     for (float& x : decay) x = one;
   }
@@ -29,28 +29,30 @@ __device__ inline void load_decay(float (&decay)[kRows], const ChunkedForward& p
 constexpr int min_blocks(int K) { return K <= 96 ? 3 : 2; }
 
 template <Rule kRule, bool kBonus, int K>
-__global__ void __launch_bounds__(kMaxWarps * 32, min_blocks(K)) decode_kernel(ChunkedForward p) {
+__global__ void __launch_bounds__(kMaxWarps * 32, min_blocks(K))
+    decode_kernel(ChunkedForward args) {
   constexpr int kColumnThreads = kColumns<K> / 4;
   constexpr int kRows = K / (32 / kColumnThreads);
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
   const int first = lane / kColumnThreads * kRows;
-  const int64_t V = p.value_dim, head = blockIdx.x, tile = int64_t{blockIdx.y} * (blockDim.x / 32);
+  const int64_t V = args.value_dim, head = blockIdx.x,
+                tile = int64_t{blockIdx.y} * (blockDim.x / 32);
   const int64_t column = (tile + warp) * kColumns<K> + lane % kColumnThreads * 4;
   const int64_t at = (head * K + first) * V + column;
-  const auto b = unsigned(blockIdx.x) / unsigned(p.heads);
-  const auto h = unsigned(blockIdx.x) % unsigned(p.heads);
+  const auto b = unsigned(blockIdx.x) / unsigned(args.heads);
+  const auto h = unsigned(blockIdx.x) % unsigned(args.heads);
   griddep_launch_dependents();
   griddep_wait();
   const bool there = column < V;
   Vec4 S[kRows];
 #pragma unroll
   for (int i = 0; i < kRows; ++i)
-    if (there && p.initial_state) S[i] = load_float4(p.initial_state + at + i * V);
+    if (there && args.initial_state) S[i] = load_float4(args.initial_state + at + i * V);
 
-  for (int64_t t = 0; t < p.time; ++t) {
+  for (int64_t t = 0; t < args.time; ++t) {
     auto row = [&](const HeadView& x, int64_t width) {
-      return chunks::row<bf16>(x, p.heads, b, t, h, width);
+      return chunks::row<bf16>(x, args.heads, b, t, h, width);
     };
     auto keys = [&](float(&x)[kRows], const HeadView& from) {
       load_vec(x, row(from, K), DType::bf16, first);
@@ -58,7 +60,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32, min_blocks(K)) decode_kernel(C
     auto gate = [&](const HeadView& x, DType dtype, int64_t width) -> const void* {
       if (!x.rows.data) return nullptr;
       return dtype == DType::bf16 ? static_cast<const void*>(row(x, width))
-                                  : chunks::row<float>(x, p.heads, b, t, h, width);
+                                  : chunks::row<float>(x, args.heads, b, t, h, width);
     };
     Vec4 v;
     Vec4 r;
@@ -69,17 +71,18 @@ __global__ void __launch_bounds__(kMaxWarps * 32, min_blocks(K)) decode_kernel(C
     float low[kRows];
     float bonus[kRows];
     float decay[kRows];
-    if (there) load_vec(v.at, row(p.v, V), DType::bf16, column);
-    keys(query, p.q);
-    keys(key, p.k);
+    if (there) load_vec(v.at, row(args.v, V), DType::bf16, column);
+    keys(query, args.q);
+    keys(key, args.k);
     if constexpr (kRule == Rule::dplr) {
-      keys(read, p.a);
-      keys(low, p.b);
+      keys(read, args.a);
+      keys(low, args.b);
     }
-    if constexpr (kBonus) load_vec(bonus, p.u, p.u_dtype, int64_t{h} * K + first);
-    const float beta =
-        kRule == Rule::delta ? load_scalar(gate(p.beta, p.beta_dtype, 1), p.beta_dtype, 0) : 1.f;
-    load_decay(decay, p, gate(p.log_decay, p.decay_dtype, p.decay_dim), first);
+    if constexpr (kBonus) load_vec(bonus, args.u, args.u_dtype, int64_t{h} * K + first);
+    const float beta = kRule == Rule::delta
+                           ? load_scalar(gate(args.beta, args.beta_dtype, 1), args.beta_dtype, 0)
+                           : 1.f;
+    load_decay(decay, args, gate(args.log_decay, args.decay_dtype, args.decay_dim), first);
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       if constexpr (kRule == Rule::delta) {
@@ -110,24 +113,24 @@ __global__ void __launch_bounds__(kMaxWarps * 32, min_blocks(K)) decode_kernel(C
     if (lane >= kColumnThreads || !there) continue;
     Vec<bf16, 4> y;
 #pragma unroll
-    for (int n = 0; n < 4; ++n) y.at[n] = __float2bfloat16(p.scale * out[n]);
-    *reinterpret_cast<Vec<bf16, 4>*>(static_cast<bf16*>(p.out) +
-                                     ((b * p.time + t) * p.heads + h) * V + column) = y;
+    for (int n = 0; n < 4; ++n) y.at[n] = __float2bfloat16(args.scale * out[n]);
+    *reinterpret_cast<Vec<bf16, 4>*>(static_cast<bf16*>(args.out) +
+                                     ((b * args.time + t) * args.heads + h) * V + column) = y;
   }
 #pragma unroll
   for (int i = 0; i < kRows; ++i)
-    if (there) store_streaming(p.final_state + at + i * V, S[i]);
+    if (there) store_streaming(args.final_state + at + i * V, S[i]);
 }
 
 }  // namespace
 
-void decode(const ChunkedForward& p, Stream stream) {
-  chunks::with_rule(p, [&](auto which, auto size) {
-    const int64_t tiles = ceil_div(p.value_dim, kColumns<size.value>);
+void decode(const ChunkedForward& args, Stream stream) {
+  chunks::with_rule(args, [&](auto which, auto size) {
+    const int64_t tiles = ceil_div(args.value_dim, kColumns<size.value>);
     const int64_t parts = ceil_div(tiles, kMaxWarps);
-    const dim3 blocks(unsigned(p.batch * p.heads), unsigned(parts));
+    const dim3 blocks(unsigned(args.batch * args.heads), unsigned(parts));
     launch_pdl(decode_kernel<which.kRule, which.kBonus, size.value>, blocks,
-               unsigned(ceil_div(tiles, parts)) * 32, 0, stream, p);
+               unsigned(ceil_div(tiles, parts)) * 32, 0, stream, args);
   });
 }
 

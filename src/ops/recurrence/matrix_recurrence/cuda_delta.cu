@@ -23,10 +23,10 @@ struct alignas(16) DeltaGates {
     float decay = 0;
     float rate = 0;
     const auto at = [&](const HeadView& x) {
-      return row<float>(x, c.p.heads, c.batch, c.start + lane, c.head, 1)[0];
+      return row<float>(x, c.args.heads, c.batch, c.start + lane, c.head, 1)[0];
     };
-    if (lane < c.steps) rate = at(c.p.beta);
-    if (lane < c.steps && c.p.log_decay.rows.data) decay = at(c.p.log_decay) * kLog2e;
+    if (lane < c.steps) rate = at(c.args.beta);
+    if (lane < c.steps && c.args.log_decay.rows.data) decay = at(c.args.log_decay) * kLog2e;
     if (decay < kLogDecayFloor) decay = kLogDecayFloor;  // NaN stays
     const float sum = warp_inclusive_scan(decay);
     if (lane >= kSteps) return;
@@ -83,7 +83,7 @@ struct DeltaPrepare {
   int lane = threadIdx.x % 32;
 
   __device__ void fetch(bf16* to, const HeadView& x) const {
-    const bf16* from = row<bf16>(x, c.p.heads, c.batch, c.start, c.head, kK);
+    const bf16* from = row<bf16>(x, c.args.heads, c.batch, c.start, c.head, kK);
 #pragma unroll
     for (int i = lane; i < kSteps * (kK / 8); i += 32) {
       const int t = i / (kK / 8);
@@ -101,7 +101,7 @@ struct DeltaPrepare {
       const int t = late_step(e);
       const int j = early_step(n, e);
       const float between = s.gates.between(t, j);
-      s.qk[t][j] = t >= j ? x * between * c.p.scale : 0;
+      s.qk[t][j] = t >= j ? x * between * c.args.scale : 0;
       s.kk[t][j] = t > j ? -s.gates.rates[t] * kk[n][e] * between : 0;
     });
   }
@@ -158,7 +158,7 @@ struct DeltaPrepare {
       for (int i = 0; i < 4; ++i)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const float early = s.gates.early(late_step(half * 2)) * c.p.scale;
+          const float early = s.gates.early(late_step(half * 2)) * c.args.scale;
           const float2 q = fragment_pair<kRow>(s.q, half, n + i * 8);
           const float2 k = fragment_pair<kRow>(s.k, half, n + i * 8);
           P[i][2 * half] = q.x * early;
@@ -187,8 +187,8 @@ struct DeltaPrepare {
   }
 
   __device__ void run() const {
-    fetch(s.q, c.p.q);
-    fetch(s.k, c.p.k);
+    fetch(s.q, c.args.q);
+    fetch(s.k, c.args.k);
     cp_async_commit_group();
     s.gates.load(c);
     cp_async_wait_group<0>();
@@ -207,12 +207,12 @@ struct DeltaPrepare {
 };
 template <int kK>
 __global__ void __launch_bounds__(32 * kPrepareWarps)
-    delta_prepare_kernel(ChunkedForward p, Prepared tiles) {
+    delta_prepare_kernel(ChunkedForward args, Prepared tiles) {
   using Prepare = DeltaPrepare<kK>;
   extern __shared__ __align__(16) char memory[];
   const int warp = threadIdx.x / 32;
-  const DeltaChunk<kK> c(p, blockIdx.x * int64_t{kPrepareWarps} + warp);
-  if (c.batch < p.batch)
+  const DeltaChunk<kK> c(args, blockIdx.x * int64_t{kPrepareWarps} + warp);
+  if (c.batch < args.batch)
     Prepare{c, tiles, reinterpret_cast<typename Prepare::Smem*>(memory)[warp]}.run();
 }
 
@@ -248,7 +248,7 @@ struct DeltaGradients {
     float rows[2][kSteps];
     float columns[2][kSteps];
   };
-  const ChunkedBackward& g;
+  const ChunkedBackward& bwd;
   const Pass& task;
   const DeltaChunk<kK> c;
   Smem& s;
@@ -265,10 +265,10 @@ struct DeltaGradients {
 
   // The rows of q and k, T and G.
   __device__ void fetch_keys() const {
-    const HeadView& q = c.p.q;
-    const HeadView& k = c.p.k;
-    const bf16* of_q = row<bf16>(q, c.p.heads, c.batch, c.start, c.head, kK);
-    const bf16* of_k = row<bf16>(k, c.p.heads, c.batch, c.start, c.head, kK);
+    const HeadView& q = c.args.q;
+    const HeadView& k = c.args.k;
+    const bf16* of_q = row<bf16>(q, c.args.heads, c.batch, c.start, c.head, kK);
+    const bf16* of_k = row<bf16>(k, c.args.heads, c.batch, c.start, c.head, kK);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {  // as many vectors as twice the threads
       const int at = threadIdx.x + i * kK;
@@ -287,15 +287,15 @@ struct DeltaGradients {
   __device__ void fetch(int first, int columns) const {
     const int x = threadIdx.x % (kColumns / 8) * 8;
     if (x >= columns) return;
-    const int64_t V = c.p.value_dim;
+    const int64_t V = c.args.value_dim;
     const int64_t low = c.index * kSteps * V + first + x;
-    const bf16* dout = row<bf16>(g.dout, c.p.heads, c.batch, c.start, c.head, V) + first + x;
-    const bf16* values = row<bf16>(c.p.v, c.p.heads, c.batch, c.start, c.head, V) + first + x;
+    const bf16* dout = row<bf16>(bwd.dout, c.args.heads, c.batch, c.start, c.head, V) + first + x;
+    const bf16* values = row<bf16>(c.args.v, c.args.heads, c.batch, c.start, c.head, V) + first + x;
     for (int t = threadIdx.x / (kColumns / 8); t < kSteps; t += kK / (kColumns / 8)) {
       const int to = t * kStride + x;
       const int64_t there = t < c.steps ? t : 0;
-      cp_async_16(s.dout + to, dout + there * g.dout.rows.time_stride, t < c.steps);
-      cp_async_16(s.values + to, values + there * c.p.v.rows.time_stride, t < c.steps);
+      cp_async_16(s.dout + to, dout + there * bwd.dout.rows.time_stride, t < c.steps);
+      cp_async_16(s.values + to, values + there * c.args.v.rows.time_stride, t < c.steps);
       cp_async_16(s.W + to, task.tiles.W + low + t * V);
       cp_async_16(s.dW + to, task.W + low + t * V);
     }
@@ -346,7 +346,7 @@ struct DeltaGradients {
         mma_m16n16k16(of_q[2 * n], of_q[2 * n + 1], dout, S);
         mma_m16n16k16(of_a[2 * n], of_a[2 * n + 1], dU, S);
         mma_m16n16k16(of_b[2 * n], of_b[2 * n + 1], W, H);
-        if (!g.dlog_decay) continue;
+        if (!bwd.dlog_decay) continue;
         const uint4& x = now.before[n];
         const uint4& y = now.dafter[n];
         const uint32_t rows[4] = {x.x, x.y, x.z, x.w};
@@ -368,7 +368,7 @@ struct DeltaGradients {
       const int t = late_step(e);
       const int j = early_step(n, e);
       const float y = x * s.gates.between(t, j);
-      const float of_row = warp == 0 ? c.p.scale : -s.gates.rates[t];
+      const float of_row = warp == 0 ? c.args.scale : -s.gates.rates[t];
       x = t > j || (warp == 0 && t == j) ? y * of_row : 0;
       if (t <= j) return;
       by_row[e / 2] += (warp == 0 ? x : y) * raw[n][e];
@@ -413,7 +413,7 @@ struct DeltaGradients {
     if (lane == 0) s.whole[warp] = whole;
     each_element(of_q, [&](float& x, int n, int e) {
       const int t = late_step(e);
-      x *= s.gates.early(t) * c.p.scale;
+      x *= s.gates.early(t) * c.args.scale;
       of_b[n][e] = of_b[n][e] * s.gates.late(t) - s.gates.rates[t] * s.gates.early(t) * of_a[n][e];
     });
   }
@@ -453,7 +453,7 @@ struct DeltaGradients {
     }
     const float early = s.gates.early(t);
     const float of_a = early * dots[1] + s.rows[1][t];
-    float behind = c.p.scale * early * dots[0] - s.gates.rates[t] * of_a + s.rows[0][t] -
+    float behind = c.args.scale * early * dots[0] - s.gates.rates[t] * of_a + s.rows[0][t] -
                    s.columns[0][t] - s.columns[1][t];
 #pragma unroll
     for (int distance = 1; distance < kSteps; distance *= 2) {
@@ -464,17 +464,17 @@ struct DeltaGradients {
     if (t == 0) before = 0;
     if (lane >= c.steps) return;
     const float decay = s.gates.decays[t] - (t > 0 ? s.gates.decays[t - 1] : 0);
-    const int64_t at = (c.batch * c.p.time + c.start + t) * c.p.heads + c.head;
-    if (g.dbeta) g.dbeta[at] = own - of_a;
-    if (g.dlog_decay)
-      static_cast<float*>(g.dlog_decay)[at] =
+    const int64_t at = (c.batch * c.args.time + c.start + t) * c.args.heads + c.head;
+    if (bwd.dbeta) bwd.dbeta[at] = own - of_a;
+    if (bwd.dlog_decay)
+      static_cast<float*>(bwd.dlog_decay)[at] =
           decay < kLogDecayFloor + 1 ? 0 : through * s.gates.early(kSteps - 1) + (behind + before);
   }
   __device__ void store(void* to, const float (&x)[4][4]) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int t = lane / 4 + half * 8;
-      const int64_t at = (c.batch * c.p.time + c.start + t) * c.p.heads + c.head;
+      const int64_t at = (c.batch * c.args.time + c.start + t) * c.args.heads + c.head;
       store_row32(t < c.steps ? static_cast<bf16*>(to) + at * kK + warp * 32 : nullptr, x, half, 1);
     }
   }
@@ -482,13 +482,13 @@ struct DeltaGradients {
   __device__ void run() {
     fetch_keys();
     if (warp == 0) s.gates.load(c);
-    for (int first = 0; first < c.p.value_dim; first += kColumns) {
-      const int columns = int(min(int64_t{kColumns}, c.p.value_dim - first));
+    for (int first = 0; first < c.args.value_dim; first += kColumns) {
+      const int columns = int(min(int64_t{kColumns}, c.args.value_dim - first));
       __syncthreads();
       fetch(first, columns);
       cp_async_commit_group();
       States states;
-      const int64_t state = c.index * c.p.value_dim + first;
+      const int64_t state = c.index * c.args.value_dim + first;
       states.load<kK>(task, state);
       cp_async_wait_group<0>();
       __syncthreads();
@@ -500,35 +500,35 @@ struct DeltaGradients {
     through_state();
     __syncthreads();
     through_scores();
-    store(g.dq, of_q);
-    store(g.dk, of_b);
+    store(bwd.dq, of_q);
+    store(bwd.dk, of_b);
     if (warp == 0) gates();
   }
 };
 template <int kK>
 __global__ void __launch_bounds__(kK, 512 / kK)
-    delta_gradients_kernel(ChunkedBackward g, Pass task) {
+    delta_gradients_kernel(ChunkedBackward bwd, Pass task) {
   using Gradients = DeltaGradients<kK>;
   extern __shared__ __align__(16) char memory[];
-  Gradients{g, task, DeltaChunk<kK>(g.forward, blockIdx.x),
+  Gradients{bwd, task, DeltaChunk<kK>(bwd.forward, blockIdx.x),
             *reinterpret_cast<typename Gradients::Smem*>(memory)}
       .run();
 }
 
 }  // namespace
 
-void delta_prepare(const ChunkedForward& p, const Prepared& tiles, Stream stream) {
-  const unsigned blocks = unsigned(ceil_div(chunk_count(p) * p.heads, kPrepareWarps));
-  with_key_dim(p.key_dim, [&](auto size) {
+void delta_prepare(const ChunkedForward& args, const Prepared& tiles, Stream stream) {
+  const unsigned blocks = unsigned(ceil_div(chunk_count(args) * args.heads, kPrepareWarps));
+  with_key_dim(args.key_dim, [&](auto size) {
     launch_kernel(delta_prepare_kernel<size.value>, blocks, 32 * kPrepareWarps,
-                  kPrepareWarps * sizeof(typename DeltaPrepare<size.value>::Smem), stream, p,
+                  kPrepareWarps * sizeof(typename DeltaPrepare<size.value>::Smem), stream, args,
                   tiles);
   });
 }
 void delta_gradients(const ChunkedBackward& bwd, const Pass& task, Stream stream) {
-  const ChunkedForward& p = bwd.forward;
-  with_key_dim(p.key_dim, [&](auto size) {
-    launch_kernel(delta_gradients_kernel<size.value>, unsigned(chunk_count(p) * p.heads),
+  const ChunkedForward& args = bwd.forward;
+  with_key_dim(args.key_dim, [&](auto size) {
+    launch_kernel(delta_gradients_kernel<size.value>, unsigned(chunk_count(args) * args.heads),
                   size.value, sizeof(typename DeltaGradients<size.value>::Smem), stream, bwd, task);
   });
 }

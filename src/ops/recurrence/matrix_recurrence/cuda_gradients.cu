@@ -234,20 +234,20 @@ __global__ void __launch_bounds__(kK, 384 / kK) gradients_kernel(ChunkedBackward
   using S = GradientSmem<kRule, kK>;
   extern __shared__ __align__(16) char memory[];
   S& s = *reinterpret_cast<S*>(memory);
-  const ChunkedForward& p = bwd.forward;
-  const Chunk<kRule, kK> c(p, blockIdx.x);
+  const ChunkedForward& args = bwd.forward;
+  const Chunk<kRule, kK> c(args, blockIdx.x);
   const int n = threadIdx.x;
-  const int64_t V = p.value_dim;
+  const int64_t V = args.value_dim;
 
   auto rows = [&](bf16* to, int stride, const HeadView& x, int64_t dim, int column, int width) {
-    copy_tile(to, stride, row<bf16>(x, p.heads, c.batch, c.start, c.head, dim) + column,
+    copy_tile(to, stride, row<bf16>(x, args.heads, c.batch, c.start, c.head, dim) + column,
               x.rows.time_stride, kSteps, width, c.steps);
   };
-  rows(s.q, kK, p.q, kK, 0, kK);
-  rows(s.k, kK, p.k, kK, 0, kK);
+  rows(s.q, kK, args.q, kK, 0, kK);
+  rows(s.k, kK, args.k, kK, 0, kK);
   if constexpr (kLow<kRule>) {
-    rows(s.a, kK, p.a, kK, 0, kK);
-    rows(s.b, kK, p.b, kK, 0, kK);
+    rows(s.a, kK, args.a, kK, 0, kK);
+    rows(s.b, kK, args.b, kK, 0, kK);
     const int64_t square = c.index * kSteps * kSteps;
     copy_tile(s.T, kSquare, task.tiles.T + square, kSteps, kSteps, kSteps);
     copy_tile(s.G, kSquare, task.tiles.G + square, kSteps, kSteps, kSteps);
@@ -263,7 +263,7 @@ __global__ void __launch_bounds__(kK, 384 / kK) gradients_kernel(ChunkedBackward
     const int64_t low = c.index * kSteps * V + first;
     __syncthreads();
     rows(x.dout, kColumnStride, bwd.dout, V, first, columns);
-    rows(x.values, kColumnStride, p.v, V, first, columns);
+    rows(x.values, kColumnStride, args.v, V, first, columns);
     if constexpr (kLow<kRule>) {
       copy_tile(x.W, kColumnStride, task.tiles.W + low, V, kSteps, columns);
       copy_tile(x.dW, kColumnStride, task.W + low, V, kSteps, columns);
@@ -286,19 +286,20 @@ __global__ void __launch_bounds__(kK, 384 / kK) gradients_kernel(ChunkedBackward
   Channel<kRule, kBonus> channel;
 #pragma unroll
   for (int t = 0; t < kSteps; ++t) {
-    channel.q[t] = to_compute(s.q[t * kK + n]) * p.scale;
+    channel.q[t] = to_compute(s.q[t * kK + n]) * args.scale;
     channel.decay[t] = decay[t][0];
     if constexpr (kLow<kRule>) channel.a[t] = to_compute(s.a[t * kK + n]);
   }
   channel.through_state(s, n, s.decays[n]);
-  const int64_t first = (c.batch * p.time + c.start) * p.heads + c.head;  // index in [B, T, H]
+  const int64_t first =
+      (c.batch * args.time + c.start) * args.heads + c.head;  // index in [B, T, H]
   auto put = [&](void* to, int t, float x, bool as_float = false) {
-    const int64_t at = (first + t * p.heads) * kK + n;
+    const int64_t at = (first + t * args.heads) * kK + n;
     if (t >= c.steps) return;
     if (as_float) static_cast<float*>(to)[at] = x;
     else static_cast<bf16*>(to)[at] = __float2bfloat16(x);
   };
-  const bool by_head = bwd.dlog_decay && p.decay_dim == 1;
+  const bool by_head = bwd.dlog_decay && args.decay_dim == 1;
   const bool by_key = bwd.dlog_decay && !by_head;
   const float bonus = kBonus ? c.bonus(n) : 0;
   float du = 0;
@@ -312,27 +313,27 @@ __global__ void __launch_bounds__(kK, 384 / kK) gradients_kernel(ChunkedBackward
     // Afterwards nothing more is added to the gradients of step j.
     channel.through_column(s, j, k, b, bonus, dk, db);
     if constexpr (kBonus) du += s.scores[j][j].qk * channel.q[j] * k;
-    put(bwd.dq, j, channel.dq[j] * p.scale);
+    put(bwd.dq, j, channel.dq[j] * args.scale);
     if constexpr (kLow<kRule>) {
       put(bwd.da, j, channel.da[j]);
       if (bwd.db) put(bwd.db, j, db);
       else dk += db;
     }
     put(bwd.dk, j, dk);
-    if (by_key) put(bwd.dlog_decay, j, channel.dlog[j], p.decay_dtype == DType::f32);
+    if (by_key) put(bwd.dlog_decay, j, channel.dlog[j], args.decay_dtype == DType::f32);
   }
   if constexpr (kBonus) bwd.du[c.index * kK + n] = du;
   if (by_head)
     sum_over_channels(s, channel.dlog, static_cast<float*>(bwd.dlog_decay) + first, c.steps,
-                      p.heads);
+                      args.heads);
 }
 
 }  // namespace
 
 void gradients(const ChunkedBackward& bwd, const Pass& task, Stream stream) {
-  const ChunkedForward& p = bwd.forward;
-  const unsigned blocks = unsigned(p.batch * ceil_div(p.time, kSteps) * p.heads);
-  with_case(p, [&](auto which, auto size) {
+  const ChunkedForward& args = bwd.forward;
+  const unsigned blocks = unsigned(args.batch * ceil_div(args.time, kSteps) * args.heads);
+  with_case(args, [&](auto which, auto size) {
     launch_kernel(gradients_kernel<which.kRule, size.value, which.kBonus>, blocks, size.value,
                   sizeof(GradientSmem<which.kRule, size.value>), stream, bwd, task);
   });

@@ -24,20 +24,20 @@ __device__ void store_bf16(bf16* to, const Vec<float, N>& x) {
 
 template <Rule kRule, int kK>
 struct Chunk {
-  const ChunkedForward& p;
+  const ChunkedForward& args;
   int64_t index;
   int64_t batch;
   int64_t head;
   int64_t start;
   int steps;  // steps of the chunk that exist, at most 16
-  __device__ Chunk(const ChunkedForward& parameters, int64_t i) : p(parameters), index(i) {
-    const unsigned heads = p.heads;
-    const unsigned chunks = ceil_div(p.time, kSteps);
+  __device__ Chunk(const ChunkedForward& parameters, int64_t i) : args(parameters), index(i) {
+    const unsigned heads = args.heads;
+    const unsigned chunks = ceil_div(args.time, kSteps);
     const unsigned row = unsigned(i) / heads;
     head = unsigned(i) % heads;
     batch = row / chunks;
     start = int64_t(row % chunks) * kSteps;
-    steps = int(p.time - start < kSteps ? p.time - start : kSteps);
+    steps = int(args.time - start < kSteps ? args.time - start : kSteps);
   }
   // loads without a branch
   __device__ int64_t time(int t) const { return start + min(t, steps - 1); }
@@ -45,7 +45,7 @@ struct Chunk {
   template <int kPerLane>
   __device__ Vec<bf16, kPerLane> vector(const HeadView& x, int t, int n) const {
     const auto from = *reinterpret_cast<const Vec<bf16, kPerLane>*>(
-        row<bf16>(x, p.heads, batch, time(t), head, kK) + n);
+        row<bf16>(x, args.heads, batch, time(t), head, kK) + n);
     return t < steps ? from : Vec<bf16, kPerLane>{};
   }
   // Decays of the 16 steps.
@@ -55,19 +55,20 @@ struct Chunk {
 #pragma unroll
       for (int t = 0; t < kSteps; ++t)
         to[t] = vec_of<kPerLane>(
-            [&](int i) { return log_decay(time(t), p.decay_dim == 1 ? 0 : n + i); });
+            [&](int i) { return log_decay(time(t), args.decay_dim == 1 ? 0 : n + i); });
 #pragma unroll
       for (int t = 0; t < kSteps; ++t)
         to[t] = vec_of<kPerLane>([&](int i) { return t < steps ? __expf(to[t][i]) : 1; });
     };
     auto at = [&]<class T>(T, int64_t t, int n) {
-      return to_compute(row<T>(p.log_decay, p.heads, batch, t, head, p.decay_dim)[n]);
+      return to_compute(row<T>(args.log_decay, args.heads, batch, t, head, args.decay_dim)[n]);
     };
-    if (!p.log_decay.rows.data) fill([](int64_t, int) { return 0.f; });
-    else if (p.decay_dtype == DType::f32) fill([&](int64_t t, int n) { return at(float{}, t, n); });
+    if (!args.log_decay.rows.data) fill([](int64_t, int) { return 0.f; });
+    else if (args.decay_dtype == DType::f32)
+      fill([&](int64_t t, int n) { return at(float{}, t, n); });
     else fill([&](int64_t t, int n) { return at(bf16{}, t, n); });
   }
-  __device__ float bonus(int n) const { return static_cast<const float*>(p.u)[head * kK + n]; }
+  __device__ float bonus(int n) const { return static_cast<const float*>(args.u)[head * kK + n]; }
 };
 
 // 16 rows of the transposed state before a chunk and of its gradient after it, of 32 columns: those
@@ -111,13 +112,13 @@ struct Steps {
 
   template <int kK>
   __device__ void load(const Chunk<kRule, kK>& c, int n) {
-    scale = c.p.scale;
+    scale = c.args.scale;
 #pragma unroll
     for (int t = 0; t < kSteps; ++t) {
-      raw_q[t] = c.template vector<kPerLane>(c.p.q, t, n);
-      raw_k[t] = c.template vector<kPerLane>(c.p.k, t, n);
-      if constexpr (kLow<kRule>) raw_a[t] = c.template vector<kPerLane>(c.p.a, t, n);
-      if constexpr (kLow<kRule>) raw_b[t] = c.template vector<kPerLane>(c.p.b, t, n);
+      raw_q[t] = c.template vector<kPerLane>(c.args.q, t, n);
+      raw_k[t] = c.template vector<kPerLane>(c.args.k, t, n);
+      if constexpr (kLow<kRule>) raw_a[t] = c.template vector<kPerLane>(c.args.a, t, n);
+      if constexpr (kLow<kRule>) raw_b[t] = c.template vector<kPerLane>(c.args.b, t, n);
     }
     c.decays(n, decay);
   }

@@ -28,7 +28,8 @@ struct PreparedPass : Walk {
   const int vectors = task.segments.columns / 8;
   const int y = threadIdx.x / vectors;
   const int x = threadIdx.x % vectors * 8;
-  const bf16* values = row<bf16>(task.values, p.heads, batch, y, head, p.value_dim) + first + x;
+  const bf16* values =
+      row<bf16>(task.values, args.heads, batch, y, head, args.value_dim) + first + x;
 
   // The copy engine copies the tiles. Without outputs neither A is read nor, forwards, P or,
   // backwards, K.
@@ -43,7 +44,7 @@ struct PreparedPass : Walk {
                     reinterpret_cast<const char*>(&from) + kBegin, kBytes, full);
     }
     if (is_turn) return;
-    const bool present = start(i) + y < p.time;
+    const bool present = start(i) + y < args.time;
     cp_async_16(to.values + y * kColumnStride + x,
                 present ? values + start(i) * task.values.rows.time_stride
                         : static_cast<const bf16*>(task.tiles.tiles),
@@ -54,7 +55,7 @@ struct PreparedPass : Walk {
   // them.
   __device__ void keep_operand(const uint32_t (&state)[kK / 16][4], int i) const {
     if (!task.states) return;
-    bf16* to = task.states + (index(i) * p.value_dim + first + own) * kK + lane * 8;
+    bf16* to = task.states + (index(i) * args.value_dim + first + own) * kK + lane * 8;
 #pragma unroll
     for (int k = 0; k < kK / 16; ++k)
       *reinterpret_cast<uint4*>(to + k * 256) = {state[k][0], state[k][1], state[k][2],
@@ -89,7 +90,7 @@ struct PreparedPass : Walk {
     if constexpr (kBackwards && kLow<kRule>) multiply_kn(out, low, Square{t.Y});
     store_out(i, out);
     if (kLow<kRule> && task.W)
-      store_rows(task.W + index(i) * kSteps * p.value_dim, p.value_dim, kSteps, W);
+      store_rows(task.W + index(i) * kSteps * args.value_dim, args.value_dim, kSteps, W);
   }
 
   __device__ void run(Smem& s) const {
@@ -119,12 +120,12 @@ struct PreparedPass : Walk {
 
 }  // namespace
 
-void pass(const ChunkedForward& p, const Pass& task, Stream stream) {
-  with_rule(p, [&](auto which, auto size) {
+void pass(const ChunkedForward& args, const Pass& task, Stream stream) {
+  with_rule(args, [&](auto which, auto size) {
     with_constant<false, true>(task.backwards, [&](auto backwards) {
       with_constant<false, true>(task.out != nullptr, [&](auto outputs) {
-        launch_pass<PreparedPass<which.kRule, size.value, backwards.value, outputs.value>>(p, task,
-                                                                                           stream);
+        launch_pass<PreparedPass<which.kRule, size.value, backwards.value, outputs.value>>(
+            args, task, stream);
       });
     });
   });

@@ -7,7 +7,7 @@
 namespace assay::ops::cuda::chunks {
 
 struct Walk {
-  const ChunkedForward& p;
+  const ChunkedForward& args;
   const Pass& task;
   // steps of a chunk; chunks of the sequence
   const int size;
@@ -26,10 +26,10 @@ struct Walk {
   // block: its place among all parts of all heads' segments.
   __device__ Walk(const ChunkedForward& parameters, const Pass& pass, int steps, bool turns,
                   unsigned block = blockIdx.x)
-      : p(parameters), task(pass), size(steps), chunks(int(ceil_div(p.time, steps))) {
+      : args(parameters), task(pass), size(steps), chunks(int(ceil_div(args.time, steps))) {
     const Segments& s = task.segments;
-    const unsigned heads = p.heads;
-    const unsigned parts = s.parts + (turns ? int(p.key_dim) / s.columns : 0);
+    const unsigned heads = args.heads;
+    const unsigned parts = s.parts + (turns ? int(args.key_dim) / s.columns : 0);
     const int part = block % parts;
     of_segment = block / parts;
     of_head = of_segment / s.count;
@@ -42,10 +42,10 @@ struct Walk {
 
   __device__ int place(int i) const { return task.backwards ? chunks - 1 - i : i; }
   __device__ int64_t index(int i) const {
-    return (batch * int64_t{chunks} + place(i)) * p.heads + head;
+    return (batch * int64_t{chunks} + place(i)) * args.heads + head;
   }
   __device__ int64_t start(int i) const { return int64_t{place(i)} * size; }
-  __device__ int steps(int i) const { return int(min(int64_t{size}, p.time - start(i))); }
+  __device__ int steps(int i) const { return int(min(int64_t{size}, args.time - start(i))); }
   __device__ int begin() const { return segment * task.segments.chunks; }
   __device__ int end() const { return min(chunks, begin() + task.segments.chunks); }
 
@@ -60,14 +60,14 @@ struct Walk {
   }
   template <int N>
   __device__ void load(float (&state)[N][4], const float* starts) const {
-    const float* from = starts ? starts + of_segment * (N * 8 * p.value_dim) : nullptr;
-    each(state, p.value_dim,
+    const float* from = starts ? starts + of_segment * (N * 8 * args.value_dim) : nullptr;
+    each(state, args.value_dim,
          [&](float& x, int64_t at, bool unit) { x = from ? from[at] : is_turn && unit; });
   }
   template <int N>
   __device__ void store(float (&state)[N][4]) const {
     if (!task.last || (!task.alone && int(segment) + 1 < task.segments.count)) return;
-    const int64_t width = is_turn ? N * 8 : p.value_dim;
+    const int64_t width = is_turn ? N * 8 : args.value_dim;
     float* to =
         (is_turn ? task.turn : task.last) + (task.alone ? of_segment : of_head) * (N * 8 * width);
     each(state, width, [&](float x, int64_t at, bool) { to[at] = x; });
@@ -92,8 +92,8 @@ struct Walk {
   }
   template <int N>
   __device__ void store_out(int i, const float (&c)[N][4]) const {
-    store_rows(task.out + ((batch * p.time + start(i)) * p.heads + head) * p.value_dim,
-               p.heads * p.value_dim, steps(i), c);
+    store_rows(task.out + ((batch * args.time + start(i)) * args.heads + head) * args.value_dim,
+               args.heads * args.value_dim, steps(i), c);
   }
 };
 
@@ -120,17 +120,17 @@ __device__ void scale_columns(float (&c)[N][4], const float* factors) {
 
 template <class Chunks>
 __global__ void __launch_bounds__(kMaxColumns * 2, Chunks::kBlocks)
-    pass_kernel(ChunkedForward p, Pass task) {
+    pass_kernel(ChunkedForward args, Pass task) {
   extern __shared__ __align__(16) char memory[];
-  Chunks{{p, task, Chunks::kChunk, Chunks::kTurns}}.run(
+  Chunks{{args, task, Chunks::kChunk, Chunks::kTurns}}.run(
       *reinterpret_cast<typename Chunks::Smem*>(memory));
 }
 template <class Chunks>
-void launch_pass(const ChunkedForward& p, const Pass& task, Stream stream) {
+void launch_pass(const ChunkedForward& args, const Pass& task, Stream stream) {
   const Segments& s = task.segments;
-  const int64_t parts = s.parts + (Chunks::kTurns ? p.key_dim / s.columns : 0);
-  launch_kernel(pass_kernel<Chunks>, unsigned(p.batch * p.heads * s.count * parts),
-                unsigned(s.columns * 2), sizeof(typename Chunks::Smem), stream, p, task);
+  const int64_t parts = s.parts + (Chunks::kTurns ? args.key_dim / s.columns : 0);
+  launch_kernel(pass_kernel<Chunks>, unsigned(args.batch * args.heads * s.count * parts),
+                unsigned(s.columns * 2), sizeof(typename Chunks::Smem), stream, args, task);
 }
 
 }  // namespace assay::ops::cuda::chunks

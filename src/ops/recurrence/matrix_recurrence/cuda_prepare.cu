@@ -183,14 +183,15 @@ __device__ void vectors(const Chunk<kRule, kK>& c, const Steps<kRule, kPerLane>&
 }
 
 template <Rule kRule, int kK, bool kBonus>
-__global__ void __launch_bounds__(32 * kWarps, 3) prepare_kernel(ChunkedForward p, Prepared tiles) {
+__global__ void __launch_bounds__(32 * kWarps, 3)
+    prepare_kernel(ChunkedForward args, Prepared tiles) {
   constexpr int kPerLane = kK % 64 == 0 ? 2 : 1;
   constexpr int kBlock = 32 * kPerLane;
   __shared__ __align__(16) PrepareSmem<kPerLane> memory[kWarps];
   PrepareSmem<kPerLane>& m = memory[threadIdx.x / 32];
   const int lane = threadIdx.x % 32;
-  const Chunk<kRule, kK> c(p, blockIdx.x * int64_t{kWarps} + threadIdx.x / 32);
-  if (c.batch >= p.batch) return;
+  const Chunk<kRule, kK> c(args, blockIdx.x * int64_t{kWarps} + threadIdx.x / 32);
+  if (c.batch >= args.batch) return;
   Steps<kRule, kPerLane> s;
   float own = 0;
   float eight[2][4] = {};
@@ -222,11 +223,12 @@ __global__ void __launch_bounds__(32 * kWarps, 3) prepare_kernel(ChunkedForward 
 
 }  // namespace
 
-void prepare(const ChunkedForward& p, const Prepared& tiles, Stream stream) {
-  const unsigned blocks = unsigned(ceil_div(p.batch * ceil_div(p.time, kSteps) * p.heads, kWarps));
-  with_case(p, [&](auto which, auto size) {
+void prepare(const ChunkedForward& args, const Prepared& tiles, Stream stream) {
+  const unsigned blocks =
+      unsigned(ceil_div(args.batch * ceil_div(args.time, kSteps) * args.heads, kWarps));
+  with_case(args, [&](auto which, auto size) {
     launch_kernel(prepare_kernel<which.kRule, size.value, which.kBonus>, blocks, 32 * kWarps, 0,
-                  stream, p, tiles);
+                  stream, args, tiles);
   });
 }
 

@@ -64,19 +64,19 @@ struct ScalarGradients {
     __device__ Ring ring() { return {barriers}; }
     __device__ Mbarrier keys_ready() { return {barriers + 4}; }
   };
-  const ChunkedBackward& g;
+  const ChunkedBackward& bwd;
   const Pass& task;
   int heads;  // heads of the block
   Smem& s;
-  const ChunkedForward& p = g.forward;
+  const ChunkedForward& args = bwd.forward;
   // b chunks + n
-  unsigned chunks = ceil_div(p.time, kScalarSteps);
-  unsigned groups = unsigned(p.heads) / heads;
+  unsigned chunks = ceil_div(args.time, kScalarSteps);
+  unsigned groups = unsigned(args.heads) / heads;
   unsigned index = blockIdx.x / groups;
   unsigned first_head = blockIdx.x % groups * heads;
   // slices: of a head's values, up to kMaxColumns columns each
-  int there = int(min(int64_t{kScalarSteps}, p.time - start()));  // steps of the chunk
-  int slices = int(ceil_div(p.value_dim, kMaxColumns));
+  int there = int(min(int64_t{kScalarSteps}, args.time - start()));  // steps of the chunk
+  int slices = int(ceil_div(args.value_dim, kMaxColumns));
   // side: 0 of q, 1 of k; down: the first of the warp's 16 rows
   int lane = threadIdx.x % 32;
   int side = __shfl_sync(~0u, int(threadIdx.x / 128), 0);
@@ -95,7 +95,7 @@ struct ScalarGradients {
   __device__ int64_t start() const { return index % chunks * int64_t{kScalarSteps}; }
   __device__ int row_of(int below) const { return down + below * 8 + lane / 4; }
   __device__ int items() const { return heads * slices; }
-  __device__ bool wants() const { return g.dlog_decay || g.dbeta || g.dskip; }
+  __device__ bool wants() const { return bwd.dlog_decay || bwd.dbeta || bwd.dskip; }
   __device__ KeyTile keys(int which) const { return {s.keys[which]}; }
   static __device__ KeyTile state(Item& x, int which) { return {x.states[which]}; }
   static __device__ ValueTile values(Item& x, int which) { return {x.values[which]}; }
@@ -110,11 +110,11 @@ struct ScalarGradients {
         cp_async_bulk_tensor_4d(to + x * kScalarSteps, map, column + x, head, row, b, full);
     };
     const auto head_of = [&](const HeadView& x, int head) {
-      return head / (int(p.heads) / int(x.heads));
+      return head / (int(args.heads) / int(x.heads));
     };
     s.keys_ready().arrive_expect_tx(sizeof(s.keys));
-    tile(s.keys[0], kK, maps.q, 0, head_of(p.q, first_head), t, sequence, s.keys_ready());
-    tile(s.keys[1], kK, maps.k, 0, head_of(p.k, first_head), t, sequence, s.keys_ready());
+    tile(s.keys[0], kK, maps.q, 0, head_of(args.q, first_head), t, sequence, s.keys_ready());
+    tile(s.keys[1], kK, maps.k, 0, head_of(args.k, first_head), t, sequence, s.keys_ready());
     typename Ring::State state;
 #pragma unroll 1
     for (int i = 0; i < items(); ++i, state.advance()) {
@@ -123,13 +123,14 @@ struct ScalarGradients {
           s.ring().producer_acquire(state.stage, state.phase, sizeof(Item) + sizeof(ScalarGates));
       const int head = int(first_head) + i / slices;
       const int column = i % slices * kMaxColumns;
-      const int at = int(index) * int(p.heads) + head;
-      const int row = at * int(p.value_dim) + column;
+      const int at = int(index) * int(args.heads) + head;
+      const int row = at * int(args.value_dim) + column;
       tile(to.states[0], kK, maps.before, 0, 0, row, 0, full);
       tile(to.states[1], kK, maps.states, 0, 0, row, 0, full);
-      cp_async_bulk_tensor_4d(to.values[0], maps.dout, column, head_of(g.dout, head), t, sequence,
+      cp_async_bulk_tensor_4d(to.values[0], maps.dout, column, head_of(bwd.dout, head), t, sequence,
                               full);
-      cp_async_bulk_tensor_4d(to.values[1], maps.v, column, head_of(p.v, head), t, sequence, full);
+      cp_async_bulk_tensor_4d(to.values[1], maps.v, column, head_of(args.v, head), t, sequence,
+                              full);
       cp_async_bulk(&s.gates[state.stage], task.tiles.gates + at, sizeof(ScalarGates), full);
     }
   }
@@ -140,7 +141,7 @@ struct ScalarGradients {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const float decay = gates.decays[row_of(i)];
-      reach[i] = side == 0 ? ex2_approx(decay) * p.scale
+      reach[i] = side == 0 ? ex2_approx(decay) * args.scale
                            : ex2_approx(gates.decays[kScalarSteps - 1] - decay);
       factor[i] = side == 0 ? reach[i] : reach[i] * gates.weights[row_of(i)];
       dots[i] = 0;
@@ -231,7 +232,7 @@ struct ScalarGradients {
         return *reinterpret_cast<const float2*>(of + column);
       };
       const float2 decays = of_columns(gates.decays);
-      float2 scale{float(p.scale), float(p.scale)};
+      float2 scale{float(args.scale), float(args.scale)};
       if (kSide == 0) {
         const float2 weights = of_columns(gates.weights);
         scale = {scale.x * weights.x, scale.y * weights.y};
@@ -241,7 +242,7 @@ struct ScalarGradients {
 #pragma unroll
         for (int e = 0; e < 4; ++e)
           if (column + e % 2 == row_of(e / 2)) {
-            to.own[row_of(e / 2)] = d[e] * float(p.scale) * raw[n][e];
+            to.own[row_of(e / 2)] = d[e] * float(args.scale) * raw[n][e];
             to.direct[row_of(e / 2)] = d[e];
           }
       float before[4];  // gradients for two different steps, not a step with itself
@@ -334,21 +335,21 @@ struct ScalarGradients {
       const int t = lane * 2 + e;
       const float decay = x.gates.decays[t] - (t > 0 ? x.gates.decays[t - 1] : 0);
       const float sum = through + (e == 0 ? behind + first : behind - falling[0] + before);
-      const int64_t at = (batch() * p.time + start() + t) * p.heads + head;
+      const int64_t at = (batch() * args.time + start() + t) * args.heads + head;
       if (t >= there) continue;
-      if (g.dlog_decay)
-        static_cast<float*>(g.dlog_decay)[at] = decay < kLogDecayFloor + 1 ? 0 : sum;
-      if (g.dbeta) g.dbeta[at] = weights[e];
+      if (bwd.dlog_decay)
+        static_cast<float*>(bwd.dlog_decay)[at] = decay < kLogDecayFloor + 1 ? 0 : sum;
+      if (bwd.dbeta) bwd.dbeta[at] = weights[e];
     }
-    if (g.dskip && lane == 0) g.dskip[index * p.heads + head] = direct;
+    if (bwd.dskip && lane == 0) bwd.dskip[index * args.heads + head] = direct;
   }
 
   __device__ void store() const {
-    void* to = side == 0 ? g.dq : g.dk;
+    void* to = side == 0 ? bwd.dq : bwd.dk;
     bf16* rows[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int64_t t = batch() * p.time + start() + row_of(i);
+      const int64_t t = batch() * args.time + start() + row_of(i);
       rows[i] = row_of(i) < there ? static_cast<bf16*>(to) + (t * groups + first_head / heads) * kK
                                   : nullptr;
     }
@@ -395,7 +396,7 @@ struct ScalarGradients {
 
 template <int kK>
 __global__ void __launch_bounds__(kThreads + 128, 1)
-    scalar_gradients_kernel(ChunkedBackward g, Pass task, int heads,
+    scalar_gradients_kernel(ChunkedBackward bwd, Pass task, int heads,
                             const __grid_constant__ GradientMaps maps) {
   using Gradients = ScalarGradients<kK>;
   extern __shared__ __align__(1024) char memory[];
@@ -408,41 +409,43 @@ __global__ void __launch_bounds__(kThreads + 128, 1)
   __syncthreads();
   if (threadIdx.x >= kThreads) {
     setmaxnreg_dec<kCopyRegisters>();
-    Gradients gradients{g, task, heads, s};
+    Gradients gradients{bwd, task, heads, s};
     if (threadIdx.x == kThreads) gradients.copy(maps);
   } else {
     setmaxnreg_inc<kRegisters>();
-    Gradients{g, task, heads, s}.run();
+    Gradients{bwd, task, heads, s}.run();
   }
 }
 
 }  // namespace
 
-int64_t common_sharers(const ChunkedForward& p) {
-  return std::gcd(p.heads / p.q.heads, p.heads / p.k.heads);
+int64_t common_sharers(const ChunkedForward& args) {
+  return std::gcd(args.heads / args.q.heads, args.heads / args.k.heads);
 }
-int64_t sharers(const ChunkedForward& p) {
-  const int64_t both = common_sharers(p);
+int64_t sharers(const ChunkedForward& args) {
+  const int64_t both = common_sharers(args);
   const int64_t blocks_wanted = 4 * sm_count();
   int64_t heads = both;
-  while (heads > 1 && (both % heads || chunk_count(p) * (p.heads / heads) < blocks_wanted)) --heads;
+  while (heads > 1 && (both % heads || chunk_count(args) * (args.heads / heads) < blocks_wanted))
+    --heads;
   return heads;
 }
 
 void scalar_gradients(const ChunkedBackward& bwd, const Pass& task, Stream stream) {
-  const ChunkedForward& p = bwd.forward;
-  const int64_t heads = sharers(p);
-  const int64_t blocks = chunk_count(p) * (p.heads / heads);
+  const ChunkedForward& args = bwd.forward;
+  const int64_t heads = sharers(args);
+  const int64_t blocks = chunk_count(args) * (args.heads / heads);
   const auto map = [&](const HeadView& x, int64_t width) {
-    return rows_map(x.rows, p.batch, p.time, x.heads, width);
+    return rows_map(x.rows, args.batch, args.time, x.heads, width);
   };
   const auto states = [&](bf16* x) {
-    return rows_map({x, 0, p.key_dim}, 1, chunk_count(p) * p.heads * p.value_dim, 1, p.key_dim);
+    return rows_map({x, 0, args.key_dim}, 1, chunk_count(args) * args.heads * args.value_dim, 1,
+                    args.key_dim);
   };
-  const GradientMaps maps{map(p.q, p.key_dim),        map(p.k, p.key_dim),
-                          map(bwd.dout, p.value_dim), map(p.v, p.value_dim),
-                          states(task.tiles.before),  states(task.states)};
-  with_key_dim(p.key_dim, [&](auto size) {
+  const GradientMaps maps{map(args.q, args.key_dim),     map(args.k, args.key_dim),
+                          map(bwd.dout, args.value_dim), map(args.v, args.value_dim),
+                          states(task.tiles.before),     states(task.states)};
+  with_key_dim(args.key_dim, [&](auto size) {
     launch_kernel(scalar_gradients_kernel<size.value>, unsigned(blocks), kThreads + 128,
                   sizeof(typename ScalarGradients<size.value>::Smem), stream, bwd, task, int(heads),
                   maps);

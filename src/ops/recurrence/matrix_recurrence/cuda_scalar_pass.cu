@@ -9,15 +9,15 @@ namespace assay::ops::cuda::chunks {
 namespace {
 
 // One warp per chunk and head, two steps per lane.
-__global__ void __launch_bounds__(256) gates_kernel(ChunkedForward p, ScalarGates* gates) {
-  const unsigned heads = p.heads;
-  const unsigned chunks = ceil_div(p.time, kScalarSteps);
+__global__ void __launch_bounds__(256) gates_kernel(ChunkedForward args, ScalarGates* gates) {
+  const unsigned heads = args.heads;
+  const unsigned chunks = ceil_div(args.time, kScalarSteps);
   const unsigned index = blockIdx.x * 8 + threadIdx.x / 32;
   const unsigned h = index % heads;
   const unsigned n = index / heads % chunks;
   const unsigned b = index / heads / chunks;
   const unsigned lane = threadIdx.x % 32;
-  if (b >= p.batch) return;
+  if (b >= args.batch) return;
   float decay[2];
   float weight[2];
 #pragma unroll
@@ -25,10 +25,11 @@ __global__ void __launch_bounds__(256) gates_kernel(ChunkedForward p, ScalarGate
     const int64_t t = n * int64_t{kScalarSteps} + lane * 2 + e;
     decay[e] = 0;
     weight[e] = 1;
-    if (t >= p.time) continue;
-    if (p.log_decay.rows.data) decay[e] = row<float>(p.log_decay, p.heads, b, t, h, 1)[0] * kLog2e;
+    if (t >= args.time) continue;
+    if (args.log_decay.rows.data)
+      decay[e] = row<float>(args.log_decay, args.heads, b, t, h, 1)[0] * kLog2e;
     if (decay[e] < kLogDecayFloor) decay[e] = kLogDecayFloor;  // NaN stays
-    if (p.beta.rows.data) weight[e] = row<float>(p.beta, p.heads, b, t, h, 1)[0];
+    if (args.beta.rows.data) weight[e] = row<float>(args.beta, args.heads, b, t, h, 1)[0];
   }
   const float before = warp_inclusive_scan(decay[0] + decay[1]);
   const float first = __shfl_up_sync(~0u, before, 1);
@@ -43,15 +44,15 @@ __global__ void __launch_bounds__(256) gates_kernel(ChunkedForward p, ScalarGate
 struct Units {
   int group;
   int of_block;
-  explicit Units(const ChunkedForward& p)
-      : group(int(common_sharers(p) * (p.value_dim / kMaxColumns))), of_block(1) {
-    if (p.key_dim == kLargestKey) of_block = 2;
-    else if (p.key_dim != 96 && group % 3 == 0) of_block = 3;
+  explicit Units(const ChunkedForward& args)
+      : group(int(common_sharers(args) * (args.value_dim / kMaxColumns))), of_block(1) {
+    if (args.key_dim == kLargestKey) of_block = 2;
+    else if (args.key_dim != 96 && group % 3 == 0) of_block = 3;
   }
   __host__ __device__ unsigned blocks() const { return unsigned(group + of_block - 1) / of_block; }
   // The place of unit `unit` of the block among the parts of all heads' segments.
-  __device__ unsigned place(const ChunkedForward& p, const Segments& s, int unit) const {
-    const unsigned heads = p.heads;
+  __device__ unsigned place(const ChunkedForward& args, const Segments& s, int unit) const {
+    const unsigned heads = args.heads;
     const unsigned groups = heads * s.parts / group;
     const unsigned above = blockIdx.x / blocks();  // batch, segment, group
     const unsigned part = above % groups * group + blockIdx.x % blocks() * of_block + unit;
@@ -109,7 +110,7 @@ struct ScalarPass : Walk {
     constexpr int W = kPanel<kK>;
     const Ring ring{s.barriers};
     const auto head_of = [&](const HeadView& x, unsigned h) {
-      return int(h) / (int(p.heads) / int(x.heads));
+      return int(h) / (int(args.heads) / int(x.heads));
     };
     const int reader = head_of(task.reader, head);
     const int writer = head_of(task.writer, head);
@@ -148,10 +149,11 @@ struct ScalarPass : Walk {
   // reader writerᵀ with the decays between, as an operand; zero where the writer comes later.
   __device__ void weights(uint32_t (&to)[4][4], float (&scores)[8][4],
                           const ScalarGates& gates) const {
-    const float skip = p.skip ? p.skip[head] : 0;
+    const float skip = args.skip ? args.skip[head] : 0;
     const int row = own + lane / 4;
     const float row_decay[2] = {gates.decays[row], gates.decays[row + 8]};
-    const float row_weight[2] = {gates.weights[row] * p.scale, gates.weights[row + 8] * p.scale};
+    const float row_weight[2] = {gates.weights[row] * args.scale,
+                                 gates.weights[row + 8] * args.scale};
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       if (kBackwards ? j * 16 < own : j * 16 > own) {
@@ -170,7 +172,7 @@ struct ScalarPass : Walk {
           const int x = column + e % 2;
           const float later = row_decay[e / 2] - (e % 2 ? decay.y : decay.x);
           const float factor =
-              kBackwards ? row_weight[e / 2] : (e % 2 ? weight.y : weight.x) * p.scale;
+              kBackwards ? row_weight[e / 2] : (e % 2 ? weight.y : weight.x) * args.scale;
           const float score = scores[n][e] * (ex2_approx(kBackwards ? -later : later) * factor);
           scores[n][e] = y == x ? score + skip : (kBackwards ? x > y : x < y) ? score : 0;
         }
@@ -182,7 +184,7 @@ struct ScalarPass : Walk {
   // writes to the state.
   __device__ float2 factors(const ScalarGates& gates, int y) const {
     const float sum = gates.decays[y];
-    const float start = ex2_approx(sum) * p.scale;
+    const float start = ex2_approx(sum) * args.scale;
     const float end = ex2_approx(gates.decays[kChunk - 1] - sum) * gates.weights[y];
     return kBackwards ? float2{end, start} : float2{start, end};
   }
@@ -204,17 +206,18 @@ struct ScalarPass : Walk {
 #pragma unroll
     for (int x = 0; x < kK; x += W)
       cp_async_bulk_tensor_4d_store(maps.states, before.data + x * kMaxColumns, x, 0,
-                                    int(index(i) * p.value_dim) + first, 0);
+                                    int(index(i) * args.value_dim) + first, 0);
     cp_async_bulk_commit_group();
   }
   __device__ void store_rows(int i, const float (&out)[8][4]) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int y = own + half * 8 + lane / 4;
-      bf16* row =
-          y < steps(i)
-              ? task.out + ((batch * p.time + start(i) + y) * p.heads + head) * p.value_dim + first
-              : nullptr;
+      bf16* row = y < steps(i) ? task.out +
+                                     ((batch * args.time + start(i) + y) * args.heads + head) *
+                                         args.value_dim +
+                                     first
+                               : nullptr;
 #pragma unroll
       for (int c = 0; c < 2; ++c)
         store_row32(row ? row + c * 32 : nullptr, columns32(out, c), half, 1);
@@ -306,7 +309,7 @@ struct ScalarPass : Walk {
 template <int kK, int kUnits, bool kBackwards, bool kOutputs>
 __global__ void __launch_bounds__(ScalarPass<kK, kUnits, kBackwards, kOutputs>::kThreads,
                                   ScalarPass<kK, kUnits, kBackwards, kOutputs>::kBlocks)
-    scalar_pass_kernel(ChunkedForward p, Pass task, Units units,
+    scalar_pass_kernel(ChunkedForward args, Pass task, Units units,
                        const __grid_constant__ Maps maps) {
   using Chunks = ScalarPass<kK, kUnits, kBackwards, kOutputs>;
   extern __shared__ __align__(1024) char memory[];
@@ -319,7 +322,7 @@ __global__ void __launch_bounds__(ScalarPass<kK, kUnits, kBackwards, kOutputs>::
   const int warpgroup = threadIdx.x / 128;
   const int unit = warpgroup % kUnits;
   const Chunks chunks{
-      {p, task, Chunks::kChunk, false, units.place(p, task.segments, unit)}, maps, unit};
+      {args, task, Chunks::kChunk, false, units.place(args, task.segments, unit)}, maps, unit};
   if (warpgroup == kUnits) {
     setmaxnreg_dec<Chunks::kCopyRegisters>();
     if (threadIdx.x % 128 == 0) chunks.copy(s, units.there());
@@ -331,34 +334,35 @@ __global__ void __launch_bounds__(ScalarPass<kK, kUnits, kBackwards, kOutputs>::
 
 }  // namespace
 
-void scalar_prepare(const ChunkedForward& p, const Prepared& tiles, Stream stream) {
-  launch_kernel(gates_kernel, unsigned(ceil_div(chunk_count(p) * p.heads, 8)), 256, 0, stream, p,
-                tiles.gates);
+void scalar_prepare(const ChunkedForward& args, const Prepared& tiles, Stream stream) {
+  launch_kernel(gates_kernel, unsigned(ceil_div(chunk_count(args) * args.heads, 8)), 256, 0, stream,
+                args, tiles.gates);
 }
-int units_of_sm(const ChunkedForward& p) {
-  const int of_block = Units(p).of_block;
-  return of_block * blocks_of_sm(of_block, p.key_dim);
+int units_of_sm(const ChunkedForward& args) {
+  const int of_block = Units(args).of_block;
+  return of_block * blocks_of_sm(of_block, args.key_dim);
 }
-void scalar_pass(const ChunkedForward& p, const Pass& task, Stream stream) {
+void scalar_pass(const ChunkedForward& args, const Pass& task, Stream stream) {
   const auto map = [&](const HeadView& x, int64_t width) {
-    return rows_map(x.rows, p.batch, p.time, x.heads, width);
+    return rows_map(x.rows, args.batch, args.time, x.heads, width);
   };
-  const Maps maps{map(task.reader, p.key_dim), map(task.writer, p.key_dim),
-                  map(task.values, p.value_dim),
-                  task.states ? rows_map({task.states, 0, p.key_dim}, 1,
-                                         chunk_count(p) * p.heads * p.value_dim, 1, p.key_dim)
-                              : CUtensorMap{}};
-  const Units units(p);
+  const Maps maps{map(task.reader, args.key_dim), map(task.writer, args.key_dim),
+                  map(task.values, args.value_dim),
+                  task.states
+                      ? rows_map({task.states, 0, args.key_dim}, 1,
+                                 chunk_count(args) * args.heads * args.value_dim, 1, args.key_dim)
+                      : CUtensorMap{}};
+  const Units units(args);
   const auto launch = [&](auto size, auto of_block, auto backwards, auto outputs) {
     using Chunks = ScalarPass<size.value, of_block.value, backwards.value, outputs.value>;
-    const int64_t groups = p.heads * task.segments.parts / units.group;
+    const int64_t groups = args.heads * task.segments.parts / units.group;
     launch_kernel(scalar_pass_kernel<size.value, of_block.value, backwards.value, outputs.value>,
-                  unsigned(p.batch * task.segments.count * groups * units.blocks()),
-                  Chunks::kThreads, sizeof(typename Chunks::Smem), stream, p, task, units, maps);
+                  unsigned(args.batch * task.segments.count * groups * units.blocks()),
+                  Chunks::kThreads, sizeof(typename Chunks::Smem), stream, args, task, units, maps);
   };
   with_constant<false, true>(task.backwards, [&](auto backwards) {
     with_constant<false, true>(task.out != nullptr, [&](auto outputs) {
-      with_key_dim(p.key_dim, [&](auto size) {
+      with_key_dim(args.key_dim, [&](auto size) {
         if constexpr (size.value == kLargestKey) launch(size, Size<2>{}, backwards, outputs);
         else if constexpr (size.value == 96) launch(size, Size<1>{}, backwards, outputs);
         else

@@ -12,9 +12,9 @@ namespace {
 constexpr int kThreads = 320;  // wanted in a block
 constexpr int kMaxColumns = kMaxTaylorValue + 1;
 
-__device__ inline float load_of_head(const HeadView& x, DType dtype, const TaylorSteps& p,
+__device__ inline float load_of_head(const HeadView& x, DType dtype, const TaylorSteps& args,
                                      int64_t t, int64_t width, int64_t i) {
-  const unsigned heads = p.heads;
+  const unsigned heads = args.heads;
   const unsigned b = blockIdx.x / heads;
   const unsigned h = blockIdx.x % heads;
   return load_scalar(x.rows.data, dtype,
@@ -54,13 +54,13 @@ struct Span {
   }
 };
 
-__global__ void __launch_bounds__(kMaxColumns, 3) decode_kernel(TaylorSteps p, int groups) {
+__global__ void __launch_bounds__(kMaxColumns, 3) decode_kernel(TaylorSteps args, int groups) {
   __shared__ float q[kMaxTaylorKey];
   __shared__ float k[kMaxTaylorKey];
   __shared__ uint64_t word;
   extern __shared__ __align__(16) float memory[];
-  const int K = int(p.key_dim);
-  const int columns = int(p.value_dim) + 1;
+  const int K = int(args.key_dim);
+  const int columns = int(args.value_dim) + 1;
   const int F = 1 + K + K * (K + 1) / 2;
   const int column = threadIdx.x % columns;
   const int group = threadIdx.x / columns;
@@ -76,8 +76,8 @@ __global__ void __launch_bounds__(kMaxColumns, 3) decode_kernel(TaylorSteps p, i
   fence_mbarrier_init();
   __syncthreads();
   griddep_wait();
-  if (p.initial_state) {
-    const float* from = p.initial_state + begin;
+  if (args.initial_state) {
+    const float* from = args.initial_state + begin;
     if (threadIdx.x == 0) {
       barrier.arrive_expect_tx(span.bytes());
       cp_async_bulk(state + span.first, from + span.first, span.bytes(), barrier);
@@ -86,18 +86,19 @@ __global__ void __launch_bounds__(kMaxColumns, 3) decode_kernel(TaylorSteps p, i
   } else {
     for (int i = threadIdx.x; i < F * columns; i += blockDim.x) state[i] = 0;
   }
-  for (int64_t t = 0; t < p.time; ++t) {
+  for (int64_t t = 0; t < args.time; ++t) {
     if (threadIdx.x < K) {
-      q[threadIdx.x] = load_of_head(p.q, p.q_dtype, p, t, K, threadIdx.x);
-      k[threadIdx.x] = load_of_head(p.k, p.k_dtype, p, t, K, threadIdx.x);
+      q[threadIdx.x] = load_of_head(args.q, args.q_dtype, args, t, K, threadIdx.x);
+      k[threadIdx.x] = load_of_head(args.k, args.k_dtype, args, t, K, threadIdx.x);
     }
-    const float value =
-        column < p.value_dim ? load_of_head(p.v, p.v_dtype, p, t, p.value_dim, column) : 1.f;
+    const float value = column < args.value_dim
+                            ? load_of_head(args.v, args.v_dtype, args, t, args.value_dim, column)
+                            : 1.f;
     __syncthreads();
     for (int f = threadIdx.x; f < F; f += blockDim.x)
-      features(q, k, K, p.scale, f, query[f], key[f]);
+      features(q, k, K, args.scale, f, query[f], key[f]);
     __syncthreads();
-    if (t == 0 && p.initial_state) barrier.wait(0);
+    if (t == 0 && args.initial_state) barrier.wait(0);
     float sum = 0;
     if (group < groups) {
 #pragma unroll 8
@@ -108,37 +109,38 @@ __global__ void __launch_bounds__(kMaxColumns, 3) decode_kernel(TaylorSteps p, i
       parts[threadIdx.x] = sum;
     }
     __syncthreads();
-    if (threadIdx.x >= p.value_dim) continue;
+    if (threadIdx.x >= args.value_dim) continue;
     float out = 0;
     float weights = 0;
     for (int g = 0; g < groups; ++g) {
       out += parts[g * columns + column];
       weights += parts[(g + 1) * columns - 1];
     }
-    if (p.normalize) out /= weights + p.eps;
-    const unsigned heads = p.heads;
+    if (args.normalize) out /= weights + args.eps;
+    const unsigned heads = args.heads;
     const unsigned b = blockIdx.x / heads;
     const unsigned h = blockIdx.x % heads;
-    const int64_t at = ((b * p.time + t) * p.heads + h) * p.value_dim + column;
-    if (p.q_dtype == DType::bf16) static_cast<bf16*>(p.out)[at] = from_compute<bf16>(out);
-    else static_cast<float*>(p.out)[at] = out;
+    const int64_t at = ((b * args.time + t) * args.heads + h) * args.value_dim + column;
+    if (args.q_dtype == DType::bf16) static_cast<bf16*>(args.out)[at] = from_compute<bf16>(out);
+    else static_cast<float*>(args.out)[at] = out;
   }
   fence_proxy_async();
   __syncthreads();
-  float* to = p.final_state + begin;
+  float* to = args.final_state + begin;
   span.copy_ends(to, state);
   if (threadIdx.x == 0) cp_async_bulk_store(to + span.first, state + span.first, span.bytes());
 }
 
 }  // namespace
 
-void decode(const TaylorSteps& p, Stream stream) {
-  const int columns = int(p.value_dim) + 1;
+void decode(const TaylorSteps& args, Stream stream) {
+  const int columns = int(args.value_dim) + 1;
   const int groups = std::max(1, kThreads / columns);
   const auto threads = unsigned(ceil_div(groups * columns, 32)) * 32;
   const size_t shared =
-      size_t(feature_count(p.key_dim) * (columns + 2) + 4 + groups * columns) * sizeof(float);
-  launch_pdl(decode_kernel, unsigned(p.batch * p.heads), threads, shared, stream, p, groups);
+      size_t(feature_count(args.key_dim) * (columns + 2) + 4 + groups * columns) * sizeof(float);
+  launch_pdl(decode_kernel, unsigned(args.batch * args.heads), threads, shared, stream, args,
+             groups);
 }
 
 }  // namespace assay::ops::cuda

@@ -23,11 +23,11 @@ __device__ void each_number(int64_t rows, int width, const F& f) {
 }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads) features_forward(TaylorFeatures p, T* y, int F) {
-  const int K = int(p.key_dim);
+__global__ void __launch_bounds__(kThreads) features_forward(TaylorFeatures args, T* y, int F) {
+  const int K = int(args.key_dim);
   const float corner = K + 0.5f;
-  each_number(p.rows, F, [&](int64_t row, int f) {
-    const T* x = static_cast<const T*>(p.x) + row * K;
+  each_number(args.rows, F, [&](int64_t row, int f) {
+    const T* x = static_cast<const T*>(args.x) + row * K;
     Real<T> feature = f == 0 ? 1 : f <= K ? to_compute(x[f - 1]) : 0;
     if (f > K) {
       int i = int(corner - sqrtf(corner * corner - 2 * (f - 1 - K)));  // or a neighbour of it
@@ -35,18 +35,18 @@ __global__ void __launch_bounds__(kThreads) features_forward(TaylorFeatures p, T
       while (place(i + 1, i + 1, K) <= f) ++i;
       feature = to_compute(x[i]) * to_compute(x[i + f - place(i, i, K)]);
     }
-    if (p.weights) feature *= static_cast<const Real<T>*>(p.weights)[f];
+    if (args.weights) feature *= static_cast<const Real<T>*>(args.weights)[f];
     y[row * F + f] = from_compute<T>(feature);
   });
 }
 
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    features_backward(TaylorFeatures p, const T* dy, T* dx, int F) {
-  const int K = int(p.key_dim);
-  const auto* weights = static_cast<const Real<T>*>(p.weights);
-  each_number(p.rows, K, [&](int64_t row, int i) {
-    const T* x = static_cast<const T*>(p.x) + row * K;
+    features_backward(TaylorFeatures args, const T* dy, T* dx, int F) {
+  const int K = int(args.key_dim);
+  const auto* weights = static_cast<const Real<T>*>(args.weights);
+  each_number(args.rows, K, [&](int64_t row, int i) {
+    const T* x = static_cast<const T*>(args.x) + row * K;
     const T* from = dy + row * F;
     const auto g = [&](int f) {
       return weights ? weights[f] * to_compute(from[f]) : to_compute(from[f]);
@@ -60,20 +60,21 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void taylor_features(const TaylorFeatures& p, void* y, Stream stream) {
-  const int F = int(feature_count(p.key_dim));
-  with_type(p.dtype, [&](auto zero) {
+void taylor_features(const TaylorFeatures& args, void* y, Stream stream) {
+  const int F = int(feature_count(args.key_dim));
+  with_type(args.dtype, [&](auto zero) {
     using T = decltype(zero);
-    launch_kernel(features_forward<T>, unsigned(ceil_div(p.rows, kRows)), kThreads, 0, stream, p,
-                  static_cast<T*>(y), F);
+    launch_kernel(features_forward<T>, unsigned(ceil_div(args.rows, kRows)), kThreads, 0, stream,
+                  args, static_cast<T*>(y), F);
   });
 }
 
-void taylor_features(const TaylorFeatures& p, const void* dy, void* dx, Stream stream) {
-  with_type(p.dtype, [&](auto zero) {
+void taylor_features(const TaylorFeatures& args, const void* dy, void* dx, Stream stream) {
+  with_type(args.dtype, [&](auto zero) {
     using T = decltype(zero);
-    launch_kernel(features_backward<T>, unsigned(ceil_div(p.rows, kRows)), kThreads, 0, stream, p,
-                  static_cast<const T*>(dy), static_cast<T*>(dx), int(feature_count(p.key_dim)));
+    launch_kernel(features_backward<T>, unsigned(ceil_div(args.rows, kRows)), kThreads, 0, stream,
+                  args, static_cast<const T*>(dy), static_cast<T*>(dx),
+                  int(feature_count(args.key_dim)));
   });
 }
 

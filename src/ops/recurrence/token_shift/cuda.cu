@@ -32,50 +32,53 @@ template <class T, int kWidth>
 struct Place {
   using Part = Columns<T, kWidth>;
   using R = Real<T>;
-  const TokenShift& p;
+  const TokenShift& args;
   int64_t sequence;
   int64_t column;
 
-  __device__ int64_t offset(int64_t t) const { return (sequence * p.time + t) * p.width + column; }
+  __device__ int64_t offset(int64_t t) const {
+    return (sequence * args.time + t) * args.width + column;
+  }
   __device__ Part read(const void* tensor, int64_t t) const {
     return Part::load(static_cast<const T*>(tensor) + offset(t));
   }
   __device__ Part x(int64_t t) const {  // from t = −1
-    if (t >= 0) return read(p.x, t);
-    return p.before ? Part::load(static_cast<const T*>(p.before) + sequence * p.width + column)
-                    : Part{};
+    if (t >= 0) return read(args.x, t);
+    return args.before
+               ? Part::load(static_cast<const T*>(args.before) + sequence * args.width + column)
+               : Part{};
   }
   __device__ Part weight(const Columns<R, kWidth>& mix, int i, int64_t t) const {
     Part m;
     for (int k = 0; k < kWidth; ++k) m.at[k] = mix.at[k];
-    if (!p.own[i]) return m;
-    const Part own = read(p.own[i], t);
+    if (!args.own[i]) return m;
+    const Part own = read(args.own[i], t);
     for (int k = 0; k < kWidth; ++k) m.at[k] += own.at[k];
     return m;
   }
   __device__ Columns<R, kWidth> mix(int i) const {
     Columns<R, kWidth> out;
-    const R* row = static_cast<const R*>(p.mix) + i * p.width + column;
+    const R* row = static_cast<const R*>(args.mix) + i * args.width + column;
     for (int k = 0; k < kWidth; ++k) out.at[k] = row[k];
     return out;
   }
 };
 
 template <class T, int kWidth>
-__global__ void __launch_bounds__(kThreads) forward_kernel(TokenShift p) {
+__global__ void __launch_bounds__(kThreads) forward_kernel(TokenShift args) {
   using Part = Columns<T, kWidth>;
   const int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x;
-  const int64_t packs = p.width / kWidth;
+  const int64_t packs = args.width / kWidth;
   const int64_t position = i / packs;
-  if (position >= p.batch * p.time) return;
-  const Place<T, kWidth> place{p, position / p.time, i % packs * kWidth};
-  const int64_t t = position % p.time;
+  if (position >= args.batch * args.time) return;
+  const Place<T, kWidth> place{args, position / args.time, i % packs * kWidth};
+  const int64_t t = position % args.time;
   const Part now = place.x(t);
   const Part before = place.x(t - 1);
-  for (int j = 0; j < p.count; ++j) {
+  for (int j = 0; j < args.count; ++j) {
     Part y = place.weight(place.mix(j), j, t);
     for (int k = 0; k < kWidth; ++k) y.at[k] = now.at[k] + (before.at[k] - now.at[k]) * y.at[k];
-    y.store(static_cast<T*>(p.y[j]) + place.offset(t));
+    y.store(static_cast<T*>(args.y[j]) + place.offset(t));
   }
 }
 
@@ -85,19 +88,19 @@ template <class T, int kWidth, int kCount, bool kOwn>
 __global__ void __launch_bounds__(kThreads) backward_kernel(TokenShiftBackward bwd, int64_t runs) {
   using Part = Columns<T, kWidth>;
   using R = Real<T>;
-  const TokenShift& p = bwd.forward;
+  const TokenShift& args = bwd.forward;
   const int64_t thread = blockIdx.x * int64_t{kThreads} + threadIdx.x;
-  const int64_t packs = p.width / kWidth;
+  const int64_t packs = args.width / kWidth;
   const int64_t run = thread / packs;
-  if (run >= p.batch * runs) return;
-  const Place<T, kWidth> place{p, run / runs, thread % packs * kWidth};
+  if (run >= args.batch * runs) return;
+  const Place<T, kWidth> place{args, run / runs, thread % packs * kWidth};
   const int64_t begin = run % runs * kShiftRun;
-  const int64_t end = min(begin + kShiftRun, p.time);
+  const int64_t end = min(begin + kShiftRun, args.time);
   Columns<R, kWidth> mix[kCount];
   Columns<R, kWidth> dmix[kCount];
 #pragma unroll
   for (int i = 0; i < kCount; ++i)
-    if (i < p.count) mix[i] = place.mix(i);
+    if (i < args.count) mix[i] = place.mix(i);
   // dy, weight: of a position; owed: its gradient from the position after
   Part dy[kCount];
   Part weight[kCount];
@@ -105,18 +108,18 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(TokenShiftBackward b
   const auto load = [&](int64_t t) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      const int from = i < p.count ? i : 0;
+      const int from = i < args.count ? i : 0;
       dy[i] = place.read(bwd.dy[from], t);
-      if (kOwn) weight[i] = place.read(p.own[from], t);
+      if (kOwn) weight[i] = place.read(args.own[from], t);
     }
 #pragma unroll
     for (int i = 0; i < kCount; ++i)
       for (int k = 0; k < kWidth; ++k) {
-        dy[i].at[k] = i < p.count ? dy[i].at[k] : R(0);
+        dy[i].at[k] = i < args.count ? dy[i].at[k] : R(0);
         weight[i].at[k] = mix[i].at[k] + (kOwn ? weight[i].at[k] : R(0));
       }
   };
-  if (end < p.time) {
+  if (end < args.time) {
     load(end);
 #pragma unroll
     for (int i = 0; i < kCount; ++i)
@@ -138,43 +141,43 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(TokenShiftBackward b
         down.at[k] = dy[i].at[k] * (before.at[k] - now.at[k]);
         dmix[i].at[k] += down.at[k];
       }
-      if (kOwn && i < p.count) down.store(static_cast<T*>(bwd.down[i]) + place.offset(t));
+      if (kOwn && i < args.count) down.store(static_cast<T*>(bwd.down[i]) + place.offset(t));
     }
     dx.store(static_cast<T*>(bwd.dx) + place.offset(t));
     now = before;
   }
 #pragma unroll
   for (int i = 0; i < kCount; ++i)
-    if (i < p.count) {
-      auto* row = static_cast<R*>(bwd.dmix) + (run * p.count + i) * p.width + place.column;
+    if (i < args.count) {
+      auto* row = static_cast<R*>(bwd.dmix) + (run * args.count + i) * args.width + place.column;
       for (int k = 0; k < kWidth; ++k) row[k] = dmix[i].at[k];
     }
 }
 
-bool aligned(const TokenShift& p, const void* const* more) {
-  bool all = is_aligned(p.x, 16) && is_aligned(p.before, 16);
-  for (int i = 0; i < p.count; ++i)
-    all = all && is_aligned(p.own[i], 16) && is_aligned(more[i], 16);
+bool aligned(const TokenShift& args, const void* const* more) {
+  bool all = is_aligned(args.x, 16) && is_aligned(args.before, 16);
+  for (int i = 0; i < args.count; ++i)
+    all = all && is_aligned(args.own[i], 16) && is_aligned(more[i], 16);
   return all;
 }
 
 }  // namespace
 
-void token_shift(const TokenShift& p, Stream stream) {
-  with_vectors(p.dtype, p.width, aligned(p, p.y), [&]<class T>(T, auto width) {
-    launch_threads(forward_kernel<T, width()>, p.batch * p.time * (p.width / width()), kThreads,
-                   stream, p);
+void token_shift(const TokenShift& args, Stream stream) {
+  with_vectors(args.dtype, args.width, aligned(args, args.y), [&]<class T>(T, auto width) {
+    launch_threads(forward_kernel<T, width()>, args.batch * args.time * (args.width / width()),
+                   kThreads, stream, args);
   });
 }
 
 void token_shift(const TokenShiftBackward& bwd, Stream stream) {
-  const TokenShift& p = bwd.forward;
-  with_vectors(p.dtype, p.width, aligned(p, bwd.dy), [&]<class T>(T, auto width) {
-    const int64_t runs = runs_of_sequence(p);
-    const int64_t threads = p.batch * runs * (p.width / width());
-    const auto kernel = p.own[0]       ? backward_kernel<T, width(), kMaxShifts, true>
-                        : p.count <= 2 ? backward_kernel<T, width(), 2, false>
-                                       : backward_kernel<T, width(), kMaxShifts, false>;
+  const TokenShift& args = bwd.forward;
+  with_vectors(args.dtype, args.width, aligned(args, bwd.dy), [&]<class T>(T, auto width) {
+    const int64_t runs = runs_of_sequence(args);
+    const int64_t threads = args.batch * runs * (args.width / width());
+    const auto kernel = args.own[0]       ? backward_kernel<T, width(), kMaxShifts, true>
+                        : args.count <= 2 ? backward_kernel<T, width(), 2, false>
+                                          : backward_kernel<T, width(), kMaxShifts, false>;
     launch_threads(kernel, threads, kThreads, stream, bwd, runs);
   });
 }

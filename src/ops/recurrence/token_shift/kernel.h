@@ -33,8 +33,8 @@ struct TokenShiftBackward {
 // A task, of the forward too, is a run of a sequence's positions, for all columns (CPU) or
 // a few (CUDA).
 constexpr int64_t kShiftRun = 32;
-inline int64_t runs_of_sequence(const TokenShift& p) {
-  return (p.time + kShiftRun - 1) / kShiftRun;
+inline int64_t runs_of_sequence(const TokenShift& args) {
+  return (args.time + kShiftRun - 1) / kShiftRun;
 }
 
 namespace cpu {

@@ -22,18 +22,18 @@ template <class T, int kWidth, bool kBackward>
 __global__ void __launch_bounds__(kElementwiseThreads) glu_kernel(GluBackward bwd, int64_t packs) {
   using Packed = Vec<T, kWidth>;
   using R = Real<T>;
-  const Glu& p = bwd.forward;
+  const Glu& args = bwd.forward;
   const int64_t i = blockIdx.x * int64_t{kElementwiseThreads} + threadIdx.x;
   if (i >= packs) return;
-  const int64_t width = p.width / kWidth;
+  const int64_t width = args.width / kWidth;
   const int64_t gate = i + i / width * width;
   const int64_t up = gate + width;
-  Packed g = static_cast<const Packed*>(p.h)[gate];
-  Packed u = static_cast<const Packed*>(p.h)[up];
+  Packed g = static_cast<const Packed*>(args.h)[gate];
+  Packed u = static_cast<const Packed*>(args.h)[up];
   Packed dy;
   if constexpr (kBackward) dy = static_cast<const Packed*>(bwd.dy)[i];
   for (int k = 0; k < kWidth; ++k) {
-    const Gate<R> at(to_compute(g[k]), p.c, p.a);
+    const Gate<R> at(to_compute(g[k]), args.c, args.a);
     const R x = to_compute(u[k]);
     if constexpr (kBackward) {
       const R d = to_compute(dy[k]);
@@ -43,15 +43,15 @@ __global__ void __launch_bounds__(kElementwiseThreads) glu_kernel(GluBackward bw
       g[k] = from_compute<T>(at.value * x);
     }
   }
-  static_cast<Packed*>(kBackward ? bwd.dh : p.y)[kBackward ? gate : i] = g;
+  static_cast<Packed*>(kBackward ? bwd.dh : args.y)[kBackward ? gate : i] = g;
   if constexpr (kBackward) static_cast<Packed*>(bwd.dh)[up] = u;
 }
 
 template <bool kBackward>
 void launch(const GluBackward& bwd, std::initializer_list<const void*> pointers, Stream stream) {
-  const Glu& p = bwd.forward;
-  with_vectors(p.dtype, p.width, pointers, [&]<class T>(T, auto size) {
-    const int64_t packs = p.rows * p.width / size();
+  const Glu& args = bwd.forward;
+  with_vectors(args.dtype, args.width, pointers, [&]<class T>(T, auto size) {
+    const int64_t packs = args.rows * args.width / size();
     launch_threads(glu_kernel<T, size(), kBackward>, packs, kElementwiseThreads, stream, bwd,
                    packs);
   });
@@ -59,7 +59,9 @@ void launch(const GluBackward& bwd, std::initializer_list<const void*> pointers,
 
 }  // namespace
 
-void glu(const Glu& p, Stream stream) { launch<false>({.forward = p}, {p.h, p.y}, stream); }
+void glu(const Glu& args, Stream stream) {
+  launch<false>({.forward = args}, {args.h, args.y}, stream);
+}
 void glu(const GluBackward& bwd, Stream stream) {
   launch<true>(bwd, {bwd.forward.h, bwd.dy, bwd.dh}, stream);
 }

@@ -12,30 +12,31 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kMaxPacks = 512;  // packs of a part that a block keeps
 
-int64_t num_parts(const Norm& p) { return p.rows * p.groups; }
+int64_t num_parts(const Norm& args) { return args.rows * args.groups; }
 
 // A part of a row belongs to `lanes` lanes with kPacks packs each, which stay in registers; with
 // kPacks = 0 it is longer, and the lanes read it again.
 template <class T, int kWidth, bool kCentred, int kPacks>
-__global__ void __launch_bounds__(kThreads) forward_kernel(Norm p, int lanes) {
+__global__ void __launch_bounds__(kThreads) forward_kernel(Norm args, int lanes) {
   using R = Real<T>;
   using Packed = Vec<T, kWidth>;
   using Weights = Vec<R, kWidth>;
   griddep_launch_dependents();
   griddep_wait();
   const int64_t wanted = blockIdx.x * int64_t(kThreads / lanes) + threadIdx.x / unsigned(lanes);
-  const int64_t part = min(wanted, p.rows * p.groups - 1);
-  const int64_t packs = p.width / kWidth;
-  const int64_t group = part - quotient(part, p.groups) * p.groups;
+  const int64_t part = min(wanted, args.rows * args.groups - 1);
+  const int64_t packs = args.width / kWidth;
+  const int64_t group = part - quotient(part, args.groups) * args.groups;
   const int lane = threadIdx.x & (lanes - 1);
-  const auto* x = reinterpret_cast<const Packed*>(static_cast<const T*>(p.x) + part * p.width);
+  const auto* x =
+      reinterpret_cast<const Packed*>(static_cast<const T*>(args.x) + part * args.width);
   const auto* added =
-      reinterpret_cast<const Packed*>(static_cast<const T*>(p.added) + part * p.width);
-  auto* sum = reinterpret_cast<Packed*>(static_cast<T*>(p.sum) + part * p.width);
-  auto* y = reinterpret_cast<Packed*>(static_cast<T*>(p.y) + part * p.width);
+      reinterpret_cast<const Packed*>(static_cast<const T*>(args.added) + part * args.width);
+  auto* sum = reinterpret_cast<Packed*>(static_cast<T*>(args.sum) + part * args.width);
+  auto* y = reinterpret_cast<Packed*>(static_cast<T*>(args.y) + part * args.width);
   const auto at = [&](int64_t i) {
     Packed some = x[i];
-    if (!p.added) return some;
+    if (!args.added) return some;
     const Packed more = added[i];
     for (int k = 0; k < kWidth; ++k)
       some.at[k] = from_compute<T>(to_compute(some.at[k]) + to_compute(more.at[k]));
@@ -59,20 +60,20 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(Norm p, int lanes) {
     each_pack([&](int64_t, const Packed& some) {
       for (int k = 0; k < kWidth; ++k) mean += to_compute(some.at[k]);
     });
-    mean = group_sum(mean, lanes) / R(p.width);
+    mean = group_sum(mean, lanes) / R(args.width);
   }
   each_pack([&](int64_t, const Packed& some) {
     for (int k = 0; k < kWidth; ++k)
       squares += (to_compute(some.at[k]) - mean) * (to_compute(some.at[k]) - mean);
   });
-  const R scale = rsqrt(group_sum(squares, lanes) / R(p.width) + R(p.eps));
+  const R scale = rsqrt(group_sum(squares, lanes) / R(args.width) + R(args.eps));
   if (part < wanted) return;
-  if (lane == 0) static_cast<R*>(p.scale)[part] = scale;
-  if (kCentred && lane == 0) static_cast<R*>(p.mean)[part] = mean;
-  const auto* weight = reinterpret_cast<const Weights*>(p.weight) + group * packs;
-  const auto* bias = reinterpret_cast<const Weights*>(p.bias) + group * packs;
+  if (lane == 0) static_cast<R*>(args.scale)[part] = scale;
+  if (kCentred && lane == 0) static_cast<R*>(args.mean)[part] = mean;
+  const auto* weight = reinterpret_cast<const Weights*>(args.weight) + group * packs;
+  const auto* bias = reinterpret_cast<const Weights*>(args.bias) + group * packs;
   each_pack([&](int64_t i, Packed some) {
-    if (p.sum) sum[i] = some;
+    if (args.sum) sum[i] = some;
     const Weights w = weight[i];
     const Weights b = kCentred ? bias[i] : Weights{};
     for (int k = 0; k < kWidth; ++k)
@@ -96,15 +97,16 @@ __device__ R block_sum(R x) {
 
 // One block per part, one thread per pack: every thread waits for memory once.
 template <class T, int kWidth, bool kCentred>
-__global__ void __launch_bounds__(kMaxPacks) few_parts_kernel(Norm p) {
+__global__ void __launch_bounds__(kMaxPacks) few_parts_kernel(Norm args) {
   using R = Real<T>;
   using Packed = Vec<T, kWidth>;
   const int64_t part = blockIdx.x;
   const int64_t column = threadIdx.x * int64_t{kWidth};
-  const int64_t element = part * p.width + column;
-  const bool inside = column < p.width;
-  const R* const weight = static_cast<const R*>(p.weight) + part % p.groups * p.width + column;
-  const R* const bias = static_cast<const R*>(p.bias) + part % p.groups * p.width + column;
+  const int64_t element = part * args.width + column;
+  const bool inside = column < args.width;
+  const R* const weight =
+      static_cast<const R*>(args.weight) + part % args.groups * args.width + column;
+  const R* const bias = static_cast<const R*>(args.bias) + part % args.groups * args.width + column;
   if (inside) prefetch_l2(weight);
   if (inside && kCentred) prefetch_l2(bias);
   griddep_launch_dependents();
@@ -116,54 +118,61 @@ __global__ void __launch_bounds__(kMaxPacks) few_parts_kernel(Norm p) {
     const auto at = [&](const void* from) {
       return *reinterpret_cast<const Packed*>(static_cast<const T*>(from) + element);
     };
-    Packed sum = at(p.x);
+    Packed sum = at(args.x);
     Packed added{};
-    if (p.added) added = at(p.added);
+    if (args.added) added = at(args.added);
     for (int k = 0; k < kWidth; ++k) {
       w[k] = weight[k];
       if (kCentred) b[k] = bias[k];
-      if (p.added) sum.at[k] = from_compute<T>(to_compute(sum.at[k]) + to_compute(added.at[k]));
+      if (args.added) sum.at[k] = from_compute<T>(to_compute(sum.at[k]) + to_compute(added.at[k]));
       x[k] = to_compute(sum.at[k]);
     }
-    if (p.sum) *reinterpret_cast<Packed*>(static_cast<T*>(p.sum) + element) = sum;
+    if (args.sum) *reinterpret_cast<Packed*>(static_cast<T*>(args.sum) + element) = sum;
   }
   R mean = 0;
   R squares = 0;
   if (kCentred) {
     for (int k = 0; k < kWidth; ++k) mean += x[k];
-    mean = block_sum(mean) / R(p.width);
+    mean = block_sum(mean) / R(args.width);
   }
   for (int k = 0; k < kWidth; ++k)
     if (inside) squares += (x[k] - mean) * (x[k] - mean);
-  const R scale = rsqrt(block_sum(squares) / R(p.width) + R(p.eps));
-  if (threadIdx.x == 0) static_cast<R*>(p.scale)[part] = scale;
-  if (kCentred && threadIdx.x == 0) static_cast<R*>(p.mean)[part] = mean;
+  const R scale = rsqrt(block_sum(squares) / R(args.width) + R(args.eps));
+  if (threadIdx.x == 0) static_cast<R*>(args.scale)[part] = scale;
+  if (kCentred && threadIdx.x == 0) static_cast<R*>(args.mean)[part] = mean;
   if (!inside) return;
   Packed y;
   for (int k = 0; k < kWidth; ++k)
     y.at[k] = from_compute<T>((x[k] - mean) * scale * w[k] + (kCentred ? b[k] : R(0)));
-  *reinterpret_cast<Packed*>(static_cast<T*>(p.y) + element) = y;
+  *reinterpret_cast<Packed*>(static_cast<T*>(args.y) + element) = y;
 }
 
 // f(a number of T, a pack's width as a constant, is it layer norm): 16 bytes where rows and
 // pointers allow it.
 template <class F>
-void with_case(const Norm& p, std::initializer_list<const void*> pointers, F&& f) {
-  with_vectors(p.dtype, p.width, pointers, [&](auto x, auto width) {
-    p.bias ? f(x, width, std::true_type()) : f(x, width, std::false_type());
+void with_case(const Norm& args, std::initializer_list<const void*> pointers, F&& f) {
+  with_vectors(args.dtype, args.width, pointers, [&](auto x, auto width) {
+    args.bias ? f(x, width, std::true_type()) : f(x, width, std::false_type());
   });
 }
 
 template <bool kCentred, bool kSum>
 RowwiseBackward<NormGradient<kCentred, kSum>> gradient(const NormBackward& bwd) {
-  const Norm& p = bwd.forward;
-  RowwiseBackward<NormGradient<kCentred, kSum>> out{
-      {p.dtype, p.rows, p.groups, p.width, p.eps, {p.x}, {p.groups * p.width}, p.weight, {p.scale}},
-      {bwd.dy},
-      {bwd.dx},
-      {p.groups * p.width},
-      bwd.dparameters};
-  if constexpr (kCentred) out.forward.statistics[1] = p.mean;
+  const Norm& args = bwd.forward;
+  RowwiseBackward<NormGradient<kCentred, kSum>> out{{args.dtype,
+                                                     args.rows,
+                                                     args.groups,
+                                                     args.width,
+                                                     args.eps,
+                                                     {args.x},
+                                                     {args.groups * args.width},
+                                                     args.weight,
+                                                     {args.scale}},
+                                                    {bwd.dy},
+                                                    {bwd.dx},
+                                                    {args.groups * args.width},
+                                                    bwd.dparameters};
+  if constexpr (kCentred) out.forward.statistics[1] = args.mean;
   if constexpr (kSum) out.dout[1] = bwd.dsum;
   return out;
 }
@@ -181,20 +190,23 @@ size_t workspace_bytes(const NormBackward& bwd) {
   return with_gradient(bwd, [](const auto& rows) { return workspace_bytes(rows); });
 }
 
-void norm(const Norm& p, Stream stream) {
-  with_case(p, {p.x, p.y, p.added, p.sum, p.weight, p.bias}, [&](auto x, auto width, auto centred) {
-    const int64_t packs = p.width / width();
-    if (num_parts(p) <= kFewParts && packs <= kMaxPacks)
-      return launch_pdl(few_parts_kernel<decltype(x), width(), centred()>, unsigned(num_parts(p)),
-                        unsigned(ceil_div(packs, 32) * 32), 0, stream, p);
-    const int lanes = int(std::bit_ceil(uint64_t(std::min<int64_t>(packs, 32))));
-    const int64_t per_lane = ceil_div(packs, lanes);
-    const int kept = per_lane > 8 ? 0 : int(std::bit_ceil(uint64_t(per_lane)));
-    with_constant<0, 1, 2, 4, 8>(kept, [&](auto count) {
-      launch_pdl(forward_kernel<decltype(x), width(), centred(), count()>,
-                 unsigned(ceil_div(num_parts(p), kThreads / lanes)), kThreads, 0, stream, p, lanes);
-    });
-  });
+void norm(const Norm& args, Stream stream) {
+  with_case(args, {args.x, args.y, args.added, args.sum, args.weight, args.bias},
+            [&](auto x, auto width, auto centred) {
+              const int64_t packs = args.width / width();
+              if (num_parts(args) <= kFewParts && packs <= kMaxPacks)
+                return launch_pdl(few_parts_kernel<decltype(x), width(), centred()>,
+                                  unsigned(num_parts(args)), unsigned(ceil_div(packs, 32) * 32), 0,
+                                  stream, args);
+              const int lanes = int(std::bit_ceil(uint64_t(std::min<int64_t>(packs, 32))));
+              const int64_t per_lane = ceil_div(packs, lanes);
+              const int kept = per_lane > 8 ? 0 : int(std::bit_ceil(uint64_t(per_lane)));
+              with_constant<0, 1, 2, 4, 8>(kept, [&](auto count) {
+                launch_pdl(forward_kernel<decltype(x), width(), centred(), count()>,
+                           unsigned(ceil_div(num_parts(args), kThreads / lanes)), kThreads, 0,
+                           stream, args, lanes);
+              });
+            });
 }
 
 void norm(const NormBackward& bwd, void* workspace, Stream stream) {

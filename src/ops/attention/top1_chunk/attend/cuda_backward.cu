@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kPart = 32;  // queries of a tile whose scores are in registers at a time
 
-int block_keys(const Top1ChunkForward& p) { return p.chunk_size <= 64 ? 64 : 128; }
+int block_keys(const Top1ChunkForward& args) { return args.chunk_size <= 64 ? 64 : 128; }
 
 template <int kKeys>
 constexpr int kRowsOf = 2 * kTile / kKeys;  // rows of a tile that a thread fetches its part of
@@ -276,8 +276,8 @@ template <int D, int kKeys>
 __global__ void __launch_bounds__(kKeys * 2, D == 64 ? 256 / kKeys : 1)
     gradient_kernel(Top1ChunkBackward bwd, int key_offset, bool own, bool chosen, Lists lists,
                     float* partial, int* finished) {
-  const Top1ChunkForward& p = bwd.forward;
-  const QueryTiles all(p, lists, own, chosen, key_offset, kKeys);
+  const Top1ChunkForward& args = bwd.forward;
+  const QueryTiles all(args, lists, own, chosen, key_offset, kKeys);
   const OwnQueries own_queries(lists, all.part, finished);
   const int end_keys = key_offset + kKeys;
   const auto finish_own = [&] {
@@ -285,8 +285,8 @@ __global__ void __launch_bounds__(kKeys * 2, D == 64 ? 256 / kKeys : 1)
   };
   if (all.keys == 0) return finish_own();
   const BackwardSmem<D, kKeys> shared;
-  copy_rows(shared.k, p.k, all.b, all.first_key, all.kv, all.keys, kKeys);
-  copy_rows(shared.v, p.v, all.b, all.first_key, all.kv, all.keys, kKeys);
+  copy_rows(shared.k, args.k, all.b, all.first_key, all.kv, all.keys, kKeys);
+  copy_rows(shared.v, args.v, all.b, all.first_key, all.kv, all.keys, kKeys);
   int item[kRowsOf<kKeys>];
 #pragma unroll
   for (int i = 0; i < kRowsOf<kKeys>; ++i) item[i] = all.item(0, row_of<kKeys>(i));
@@ -301,8 +301,8 @@ __global__ void __launch_bounds__(kKeys * 2, D == 64 ? 256 / kKeys : 1)
     if (tile + 1 < all.tiles)
       fetch<D, kKeys>(bwd, all, tile + 1, shared, stage ^ 1, item, key_offset > 0);
     if (tile == all.own_tiles) finish_own();
-    sums.add(shared, stage, float(p.scale) * kLog2e, listed && all.keys == kKeys);
-    if (own && tile == all.own_tiles) own_queries.wait_for(all, int(p.chunk_size), end_keys);
+    sums.add(shared, stage, float(args.scale) * kLog2e, listed && all.keys == kKeys);
+    if (own && tile == all.own_tiles) own_queries.wait_for(all, int(args.chunk_size), end_keys);
     fence_proxy_async();
     __syncthreads();
     // a warpgroup after the other takes so many columns
@@ -315,7 +315,7 @@ __global__ void __launch_bounds__(kKeys * 2, D == 64 ? 256 / kKeys : 1)
   }
   __syncthreads();
   if (all.tiles == all.own_tiles) finish_own();
-  const float scale = float(p.scale);
+  const float scale = float(args.scale);
   if (all.later) {
     const int64_t segments = lists.segments - lists.chunks;
     partial += (all.part * segments + all.number - lists.chunks) * 2 * kKeys * D;
@@ -332,21 +332,22 @@ __global__ void __launch_bounds__(kKeys * 2, D == 64 ? 256 / kKeys : 1)
 template <int D, int kKeys>
 __global__ void __launch_bounds__(256)
     join_kernel(Top1ChunkBackward bwd, int key_offset, Lists lists, const float* partial) {
-  const Top1ChunkForward& p = bwd.forward;
+  const Top1ChunkForward& args = bwd.forward;
   const int64_t head = blockIdx.y;
   const Segment second = lists.table[head * lists.segments + lists.chunks + blockIdx.x];
   if (second.number != 1 || second.begin == second.end) return;
   const int rest = lists.begin(head, second.chunk + 1) - second.begin;
   const int count = (rest + kSegment - 1) / kSegment;
-  const int keys = min(kKeys, int(p.chunk_size) - key_offset);
+  const int keys = min(kKeys, int(args.chunk_size) - key_offset);
   partial += (head * (lists.segments - lists.chunks) + blockIdx.x) * 2 * kKeys * D;
-  const int64_t t = second.chunk * p.chunk_size + key_offset;
+  const int64_t t = second.chunk * args.chunk_size + key_offset;
   for (int i = blockIdx.z * 256 + threadIdx.x; i < 2 * keys * D / 4; i += 256 * gridDim.z) {
     const int key = i / (D / 4) % keys;
     const int column = i % (D / 4) * 4;
     const int which = i / (keys * D / 4);
-    bf16* to = head_row<D>(which ? bwd.dv : bwd.dk, head / p.kv_heads, t + key, head % p.kv_heads) +
-               column;
+    bf16* to =
+        head_row<D>(which ? bwd.dv : bwd.dk, head / args.kv_heads, t + key, head % args.kv_heads) +
+        column;
     uint2& pairs = *reinterpret_cast<uint2*>(to);
     const float2 low = unpack_bf16x2(pairs.x);
     const float2 high = unpack_bf16x2(pairs.y);
@@ -368,24 +369,24 @@ __global__ void __launch_bounds__(256)
 
 GradientWorkspace::GradientWorkspace(const Top1ChunkBackward& bwd, const Lists& lists,
                                      WorkspaceArena& arena) {
-  const Top1ChunkForward& p = bwd.forward;
-  const int64_t heads = p.batch * p.kv_heads;
+  const Top1ChunkForward& args = bwd.forward;
+  const int64_t heads = args.batch * args.kv_heads;
   const int64_t later = heads * (lists.segments - lists.chunks);
-  partial = arena.take<float>(later * 2 * block_keys(p) * p.head_dim);
+  partial = arena.take<float>(later * 2 * block_keys(args) * args.head_dim);
   finished = arena.take<int>(heads * lists.chunks);
 }
 
 void chunk_gradients(const Top1ChunkBackward& bwd, const GradientWorkspace& scratch,
                      const Lists& lists, bool own, bool chosen, Stream stream) {
-  const Top1ChunkForward& p = bwd.forward;
-  const unsigned heads = unsigned(p.batch * p.kv_heads);
+  const Top1ChunkForward& args = bwd.forward;
+  const unsigned heads = unsigned(args.batch * args.kv_heads);
   const unsigned blocks = heads * unsigned(chosen ? lists.segments : lists.chunks);
   if (own)
     cudaMemsetAsync(scratch.finished, 0, size_t(heads) * lists.chunks * sizeof(int),
                     cuda_stream(stream));
-  with_head_dim(p.head_dim, [&](auto d) {
-    with_constant<64, 128>(block_keys(p), [&](auto keys) {
-      for (int offset = 0; offset < p.chunk_size; offset += keys()) {
+  with_head_dim(args.head_dim, [&](auto d) {
+    with_constant<64, 128>(block_keys(args), [&](auto keys) {
+      for (int offset = 0; offset < args.chunk_size; offset += keys()) {
         launch_kernel(gradient_kernel<d(), keys()>, blocks, keys() * 2,
                       BackwardSmem<d(), keys()>::kBytes, stream, bwd, offset, own, chosen, lists,
                       scratch.partial, scratch.finished);

@@ -18,8 +18,8 @@ constexpr int kTile = 64;      // queries of a tile, of a warpgroup
 constexpr int kKeys = 64;      // keys of a product
 constexpr int kThreads = 128;  // a block is a warpgroup
 
-inline int padded_chunk(const Top1ChunkForward& p) {
-  return int(ceil_div(p.chunk_size, kKeys) * kKeys);
+inline int padded_chunk(const Top1ChunkForward& args) {
+  return int(ceil_div(args.chunk_size, kKeys) * kKeys);
 }
 
 // Tiles of a chunk's keys, and of its values if kOperands is 2; then two tiles of queries.

@@ -16,15 +16,15 @@ struct LaneItems {
 
 // Rows of q of a tile, to shared memory; `out` on its way if they join it.
 template <int D>
-__device__ void fetch(WgmmaTile<D, kTile> to, const Top1ChunkForward& p, const QueryTiles& all,
+__device__ void fetch(WgmmaTile<D, kTile> to, const Top1ChunkForward& args, const QueryTiles& all,
                       const LaneItems& items, bool joins) {
   const int lane = threadIdx.x % 4;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const Query query(all, items.of[i]);
-    copy_query(to, lane_row(i), head_row<D>(p.q, all.b, query.time, query.head));
+    copy_query(to, lane_row(i), head_row<D>(args.q, all.b, query.time, query.head));
     if (joins && lane * 64 < D)
-      prefetch_l2(head_row<D>(p.out, all.b, query.time, query.head) + lane * 64);
+      prefetch_l2(head_row<D>(args.out, all.b, query.time, query.head) + lane * 64);
   }
   cp_async_commit_group();
 }
@@ -74,36 +74,36 @@ struct RowOutputs {
 // earlier launches have written.
 template <int D>
 __global__ void __launch_bounds__(kThreads, D == 64 ? 4 : 2)
-    attend_kernel(Top1ChunkForward p, Lists lists, bool own, bool chosen, int* finished,
+    attend_kernel(Top1ChunkForward args, Lists lists, bool own, bool chosen, int* finished,
                   int padded) {
-  const QueryTiles all(p, lists, own, chosen, 0, int(p.chunk_size));
+  const QueryTiles all(args, lists, own, chosen, 0, int(args.chunk_size));
   if (all.keys == 0) return;
   const OwnQueries own_queries(lists, all.part, finished);
   const auto finish_own = [&] {
     if (own && !all.later && threadIdx.x == 0) own_queries.finish(all.number, 1);
   };
   const ChunkSmem<D, 2> shared(padded);
-  const float scale = float(p.scale) * kLog2e;
+  const float scale = float(args.scale) * kLog2e;
   // read two tiles ahead, so that no thread waits for them
   LaneItems items;
   LaneItems next;
   LaneItems after;
   items.read(all, 0);
   next.read(all, 1);
-  shared.copy(shared.keys(0), p.k, all.b, all.first_key, all.kv, all.keys);
-  shared.copy(shared.values(0), p.v, all.b, all.first_key, all.kv, all.keys);
-  fetch<D>(shared.queries(0), p, all, items, !own);
+  shared.copy(shared.keys(0), args.k, all.b, all.first_key, all.kv, all.keys);
+  shared.copy(shared.values(0), args.v, all.b, all.first_key, all.kv, all.keys);
+  fetch<D>(shared.queries(0), args, all, items, !own);
   for (int tile = 0, stage = 0; tile < all.tiles; ++tile, stage ^= 1) {
     const bool joins = !own || all.listed(tile);
     cp_async_wait_group<0>();
     fence_proxy_async();
     __syncthreads();
     if (tile + 1 < all.tiles)
-      fetch<D>(shared.queries(stage ^ 1), p, all, next, !own || all.listed(tile + 1));
+      fetch<D>(shared.queries(stage ^ 1), args, all, next, !own || all.listed(tile + 1));
     after.read(all, tile + 2);
     if (own && tile == all.own_tiles) {
       finish_own();
-      own_queries.wait_for(all, int(p.chunk_size), 1);
+      own_queries.wait_for(all, int(args.chunk_size), 1);
       __syncthreads();
     }
     float* logsumexp[2];
@@ -112,8 +112,8 @@ __global__ void __launch_bounds__(kThreads, D == 64 ? 4 : 2)
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const Query query(all, items.of[i]);
-      out[i] = head_row<D>(p.out, all.b, query.time, query.head);
-      logsumexp[i] = static_cast<float*>(p.logsumexp) + all.row(items.of[i]);
+      out[i] = head_row<D>(args.out, all.b, query.time, query.head);
+      logsumexp[i] = static_cast<float*>(args.logsumexp) + all.row(items.of[i]);
       before[i] = joins ? *logsumexp[i] * kLog2e : -INFINITY;
     }
     const Limits limits = limits_of(all, tile, items);
@@ -154,16 +154,16 @@ __global__ void __launch_bounds__(kThreads, D == 64 ? 4 : 2)
 
 }  // namespace
 
-void attend(const Top1ChunkForward& p, const Lists& lists, bool own, bool chosen, int* finished,
+void attend(const Top1ChunkForward& args, const Lists& lists, bool own, bool chosen, int* finished,
             Stream stream) {
-  const unsigned heads = unsigned(p.batch * p.kv_heads);
+  const unsigned heads = unsigned(args.batch * args.kv_heads);
   const unsigned blocks = heads * unsigned(chosen ? lists.segments : lists.chunks);
   if (own)
     cudaMemsetAsync(finished, 0, size_t(heads) * lists.chunks * sizeof(int), cuda_stream(stream));
-  const int padded = padded_chunk(p);
-  with_head_dim(p.head_dim, [&](auto d) {
-    launch_kernel(attend_kernel<d()>, blocks, kThreads, ChunkSmem<d(), 2>::bytes(padded), stream, p,
-                  lists, own, chosen, finished, padded);
+  const int padded = padded_chunk(args);
+  with_head_dim(args.head_dim, [&](auto d) {
+    launch_kernel(attend_kernel<d()>, blocks, kThreads, ChunkSmem<d(), 2>::bytes(padded), stream,
+                  args, lists, own, chosen, finished, padded);
   });
 }
 

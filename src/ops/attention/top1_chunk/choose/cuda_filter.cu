@@ -88,9 +88,9 @@ struct Kept {
   }
   // Row `row` of [B, H, T]. The list is empty where one chunk is left, or all queries of the block
   // start again.
-  __device__ void write(const Top1ChunkForward& p, const SelectWorkspace& scratch, int64_t row,
+  __device__ void write(const Top1ChunkForward& args, const SelectWorkspace& scratch, int64_t row,
                         bool again) const {
-    p.selected[row] = count() > 0 ? (*this)[0].chunk : -1;
+    args.selected[row] = count() > 0 ? (*this)[0].chunk : -1;
     const int listed = again || count() == 1 ? 0 : count();
     Vec<uint16_t, kFilterSlots> list;
 #pragma unroll
@@ -113,55 +113,58 @@ struct FilterSmem {
 
 template <int D, int kKeys>
 __global__ void __launch_bounds__(kThreads + 32, 1)
-    filter_kernel(Top1ChunkForward p, SelectWorkspace scratch, int tiles) {
-  const QueryTile mine(p, kGroups * kRows);
+    filter_kernel(Top1ChunkForward args, SelectWorkspace scratch, int tiles) {
+  const QueryTile mine(args, kGroups * kRows);
   const FilterSmem<D, kKeys> shared;
   const ScoreSmem<D, kKeys>& stages = shared.scores;
-  const int64_t head = int64_t{mine.b} * p.kv_heads + mine.kv;
-  const int steps = int(p.chunk_size) / kKeys;
+  const int64_t head = int64_t{mine.b} * args.kv_heads + mine.kv;
+  const int steps = int(args.chunk_size) / kKeys;
   const int count = mine.candidates * steps;
   __shared__ bool again;
   if (threadIdx.x == 0) again = false;
-  score_block<D, kGroups>(stages, scratch.columns + head * tiles * kKeys * D, count, p, mine, [&] {
-    // in registers: an instruction has one constant
-    const float scale = __shfl_sync(~0u, float(p.scale) * kLog2e, 0);
-    const uint32_t shift = __shfl_sync(~0u, 1u << 13, 0);
-    const float* norms = scratch.key_norm + head * (tiles / steps);
-    const bool bounded = score_bound<D>(stages.group(), scale, norms, mine.candidates) <= kBound;
-    if (!bounded) again = true;
-    const bool writes = threadIdx.x % 4 < 2;  // one lane of the quad for each of its two rows
-    const int row = QueryTile::row(threadIdx.x % 2);
-    const int own = writes ? (mine.first + min(row, mine.count - 1)) / int(p.chunk_size) : 0;
-    Kept kept{shared.kept, row};
-    SumBounds sum;
-    int chunk = 0;
-    int step = 0;
-    const auto add = [&](const float(&s)[kKeys / 16][4], int, int first) {
-      sum.add(s, scale, shift);
-      if (first == 0 || ++step < steps) return;
-      kept.offer(sum.finish(), chunk, chunk < own);
-      sum = {};
-      step = 0;
-      ++chunk;
-    };
-    if (bounded) score_tiles<D, kKeys>(stages, count, add);
-    else skip_tiles(stages, count);
-    kept.drop();
-    if (kept.count() > kFilterSlots) again = true;
-    named_barrier_sync<kThreads>(warpgroup_barrier(kGroups));
-    if (threadIdx.x == 0) scratch.again[blockIdx.x] = again;
-    if (writes && row < mine.count) kept.write(p, scratch, mine.rows + row, again);
-  });
+  score_block<D, kGroups>(
+      stages, scratch.columns + head * tiles * kKeys * D, count, args, mine, [&] {
+        // in registers: an instruction has one constant
+        const float scale = __shfl_sync(~0u, float(args.scale) * kLog2e, 0);
+        const uint32_t shift = __shfl_sync(~0u, 1u << 13, 0);
+        const float* norms = scratch.key_norm + head * (tiles / steps);
+        const bool bounded =
+            score_bound<D>(stages.group(), scale, norms, mine.candidates) <= kBound;
+        if (!bounded) again = true;
+        const bool writes = threadIdx.x % 4 < 2;  // one lane of the quad for each of its two rows
+        const int row = QueryTile::row(threadIdx.x % 2);
+        const int own = writes ? (mine.first + min(row, mine.count - 1)) / int(args.chunk_size) : 0;
+        Kept kept{shared.kept, row};
+        SumBounds sum;
+        int chunk = 0;
+        int step = 0;
+        const auto add = [&](const float(&s)[kKeys / 16][4], int, int first) {
+          sum.add(s, scale, shift);
+          if (first == 0 || ++step < steps) return;
+          kept.offer(sum.finish(), chunk, chunk < own);
+          sum = {};
+          step = 0;
+          ++chunk;
+        };
+        if (bounded) score_tiles<D, kKeys>(stages, count, add);
+        else skip_tiles(stages, count);
+        kept.drop();
+        if (kept.count() > kFilterSlots) again = true;
+        named_barrier_sync<kThreads>(warpgroup_barrier(kGroups));
+        if (threadIdx.x == 0) scratch.again[blockIdx.x] = again;
+        if (writes && row < mine.count) kept.write(args, scratch, mine.rows + row, again);
+      });
 }
 
 }  // namespace
 
-void filter_chunks(const Top1ChunkForward& p, const SelectWorkspace& scratch, int64_t tiles,
+void filter_chunks(const Top1ChunkForward& args, const SelectWorkspace& scratch, int64_t tiles,
                    Stream stream) {
-  with_head_dim(p.head_dim, [&](auto d) {
-    with_constant<64, 128>(tile_keys(p), [&](auto keys) {
-      launch_kernel(filter_kernel<d(), keys()>, unsigned(query_blocks(p, kGroups)), kThreads + 32,
-                    FilterSmem<d(), keys()>::kBytes, stream, p, scratch, int(tiles));
+  with_head_dim(args.head_dim, [&](auto d) {
+    with_constant<64, 128>(tile_keys(args), [&](auto keys) {
+      launch_kernel(filter_kernel<d(), keys()>, unsigned(query_blocks(args, kGroups)),
+                    kThreads + 32, FilterSmem<d(), keys()>::kBytes, stream, args, scratch,
+                    int(tiles));
     });
   });
 }

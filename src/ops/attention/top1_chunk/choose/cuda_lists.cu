@@ -122,8 +122,8 @@ cudaError_t scan(const Lists& lists, int64_t heads, size_t& bytes, Stream stream
 }
 
 template <int kRun, class Choices>
-void sort(const Choices& choices, const Top1ChunkForward& p, const Lists& lists, Stream stream) {
-  const int64_t heads = p.batch * p.kv_heads;
+void sort(const Choices& choices, const Top1ChunkForward& args, const Lists& lists, Stream stream) {
+  const int64_t heads = args.batch * args.kv_heads;
   const int64_t chunks = lists.chunks + 1;
   const dim3 runs(lists.runs, unsigned(heads));
   launch_kernel(count_kernel<Choices, kRun>, runs, kThreads, chunks * sizeof(unsigned), stream,
@@ -137,24 +137,24 @@ void sort(const Choices& choices, const Top1ChunkForward& p, const Lists& lists,
 
 }  // namespace
 
-int query_run(const Top1ChunkForward& p) {
-  const int64_t heads = p.batch * p.kv_heads;
-  const int64_t items = p.heads / p.kv_heads * p.time;
+int query_run(const Top1ChunkForward& args) {
+  const int64_t heads = args.batch * args.kv_heads;
+  const int64_t items = args.heads / args.kv_heads * args.time;
   const auto time = [&](int64_t run) {
     return run * ceil_div(heads * ceil_div(items, run), 2 * sm_count());
   };
   return time(kShortQueryRun) < time(kQueryRun) ? kShortQueryRun : kQueryRun;
 }
 
-Lists::Lists(const Top1ChunkForward& p, WorkspaceArena& arena, int each, int run_items)
-    : items(int(p.heads / p.kv_heads * p.time * each)),
-      chunks(int(ceil_div(p.time, p.chunk_size))),
+Lists::Lists(const Top1ChunkForward& args, WorkspaceArena& arena, int each, int run_items)
+    : items(int(args.heads / args.kv_heads * args.time * each)),
+      chunks(int(ceil_div(args.time, args.chunk_size))),
       run(run_items),
       runs(int(ceil_div(items, run))),
       segments(chunks + items / kSegment),
       scratch(nullptr),
       scratch_bytes(0) {
-  const int64_t heads = p.batch * p.kv_heads;
+  const int64_t heads = args.batch * args.kv_heads;
   order = arena.take<int>(heads * items);
   table = arena.take<Segment>(heads * segments);
   places = arena.take<uint32_t>(heads * (chunks + 1) * runs);
@@ -163,14 +163,15 @@ Lists::Lists(const Top1ChunkForward& p, WorkspaceArena& arena, int each, int run
   scratch = arena.take<char>(int64_t(scratch_bytes));
 }
 
-void sort_queries(const Top1ChunkForward& p, const Lists& lists, int rank, Stream stream) {
-  const QueryChoices choices{p.selected + rank, int(p.top_k), int(p.time), int(p.chunk_size)};
+void sort_queries(const Top1ChunkForward& args, const Lists& lists, int rank, Stream stream) {
+  const QueryChoices choices{args.selected + rank, int(args.top_k), int(args.time),
+                             int(args.chunk_size)};
   with_constant<kShortQueryRun, kQueryRun>(
-      lists.run, [&](auto run) { sort<run.value>(choices, p, lists, stream); });
+      lists.run, [&](auto run) { sort<run.value>(choices, args, lists, stream); });
 }
-void sort_pairs(const Top1ChunkForward& p, const Lists& lists, const uint16_t* chunks,
+void sort_pairs(const Top1ChunkForward& args, const Lists& lists, const uint16_t* chunks,
                 Stream stream) {
-  sort<kPairRun>(PairChoices{chunks}, p, lists, stream);
+  sort<kPairRun>(PairChoices{chunks}, args, lists, stream);
 }
 
 }  // namespace assay::ops::cuda::top1

@@ -11,22 +11,22 @@ namespace {
 // pairs does not matter.
 template <int D>
 __global__ void __launch_bounds__(kThreads, D == 64 ? 6 : 3)
-    pair_kernel(Top1ChunkForward p, SelectWorkspace scratch, int padded) {
+    pair_kernel(Top1ChunkForward args, SelectWorkspace scratch, int padded) {
   const Lists& lists = scratch.pairs;
   // A head after the other: the queries of one fit into the L2 cache.
-  const int kv_heads = int(p.kv_heads);
+  const int kv_heads = int(args.kv_heads);
   const int head = blockIdx.x / lists.segments;
-  const int time = int(p.time);
+  const int time = int(args.time);
   const int b = head / kv_heads;
   const int kv = head % kv_heads;
-  const int chunk = int(p.chunk_size);
+  const int chunk = int(args.chunk_size);
   const Segment segment = lists.table[blockIdx.x];
   if (segment.begin == segment.end) return;
   const ChunkSmem<D, 1> shared(padded);
   const int64_t rows = int64_t{head} * lists.items;
   const int* order = lists.order + rows;
-  const bf16* from = head_row<D>(p.q, b, 0, kv * int(p.heads / p.kv_heads));
-  const float scale = float(p.scale) * kLog2e;
+  const bf16* from = head_row<D>(args.q, b, 0, kv * int(args.heads / args.kv_heads));
+  const float scale = float(args.scale) * kLog2e;
   const Limits limits{{chunk, chunk}, chunk, chunk};
   const auto read_items = [&](int(&item)[2], int first) {
     for (int i = 0; i < 2; ++i) item[i] = order[min(first + lane_row(i), segment.end - 1)];
@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kThreads, D == 64 ? 6 : 3)
       const int query = item[i] / kFilterSlots;
       const int g = query < time ? 0 : query / time;
       copy_query(shared.queries(stage), lane_row(i),
-                 from + (query - g * time) * p.q.time_stride + g * D);
+                 from + (query - g * time) * args.q.time_stride + g * D);
     }
     cp_async_commit_group();
   };
@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kThreads, D == 64 ? 6 : 3)
   int next[2];
   read_items(item, segment.begin);
   read_items(next, segment.begin + kTile);
-  shared.copy(shared.keys(0), p.k, b, segment.chunk * chunk, kv, chunk);
+  shared.copy(shared.keys(0), args.k, b, segment.chunk * chunk, kv, chunk);
   fetch(0, item);
   for (int first = segment.begin, stage = 0; first < segment.end; first += kTile, stage ^= 1) {
     cp_async_wait_group<0>();
@@ -78,9 +78,9 @@ __global__ void __launch_bounds__(kThreads, D == 64 ? 6 : 3)
 
 // The best of each query's list. A query whose list is empty keeps its choice. One thread per
 // query.
-__global__ void __launch_bounds__(256) pick_kernel(Top1ChunkForward p, SelectWorkspace scratch) {
+__global__ void __launch_bounds__(256) pick_kernel(Top1ChunkForward args, SelectWorkspace scratch) {
   const int64_t row = blockIdx.x * int64_t{256} + threadIdx.x;
-  if (row >= p.batch * p.heads * p.time) return;
+  if (row >= args.batch * args.heads * args.time) return;
   const int64_t first = row * kFilterSlots;
   float best = -INFINITY;
   int best_chunk = -1;
@@ -97,19 +97,19 @@ __global__ void __launch_bounds__(256) pick_kernel(Top1ChunkForward p, SelectWor
       best_chunk = chunk;
     }
   }
-  if (best_chunk >= 0) p.selected[row] = best_chunk;
+  if (best_chunk >= 0) args.selected[row] = best_chunk;
 }
 
 }  // namespace
 
-void choose_listed(const Top1ChunkForward& p, const SelectWorkspace& scratch, Stream stream) {
-  sort_pairs(p, scratch.pairs, scratch.listed, stream);
-  with_head_dim(p.head_dim, [&](auto d) {
-    launch_kernel(pair_kernel<d()>, unsigned(p.batch * p.kv_heads * scratch.pairs.segments),
-                  kThreads, ChunkSmem<d(), 1>::bytes(padded_chunk(p)), stream, p, scratch,
-                  padded_chunk(p));
+void choose_listed(const Top1ChunkForward& args, const SelectWorkspace& scratch, Stream stream) {
+  sort_pairs(args, scratch.pairs, scratch.listed, stream);
+  with_head_dim(args.head_dim, [&](auto d) {
+    launch_kernel(pair_kernel<d()>, unsigned(args.batch * args.kv_heads * scratch.pairs.segments),
+                  kThreads, ChunkSmem<d(), 1>::bytes(padded_chunk(args)), stream, args, scratch,
+                  padded_chunk(args));
   });
-  launch_threads(pick_kernel, p.batch * p.heads * p.time, 256, stream, p, scratch);
+  launch_threads(pick_kernel, args.batch * args.heads * args.time, 256, stream, args, scratch);
 }
 
 }  // namespace assay::ops::cuda::top1

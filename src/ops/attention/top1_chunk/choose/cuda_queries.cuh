@@ -33,14 +33,14 @@ struct QueryTiles {
   const int* order;
 
   // At most `most_keys` keys of the chunk, from `offset` on.
-  __device__ QueryTiles(const Top1ChunkForward& p, const Lists& lists, bool reads_own, bool chosen,
-                        int offset, int most_keys)
-      : group(int(p.heads / p.kv_heads)), time(int(p.time)) {
-    const int heads = int(p.batch * p.kv_heads);
+  __device__ QueryTiles(const Top1ChunkForward& args, const Lists& lists, bool reads_own,
+                        bool chosen, int offset, int most_keys)
+      : group(int(args.heads / args.kv_heads)), time(int(args.time)) {
+    const int heads = int(args.batch * args.kv_heads);
     const int n = int(blockIdx.x) / heads;
     part = blockIdx.x % heads;
-    b = part / int(p.kv_heads);
-    kv = part % int(p.kv_heads);
+    b = part / int(args.kv_heads);
+    kv = part % int(args.kv_heads);
     head = kv * group;
     later = n >= lists.chunks;
     number = later ? n : lists.chunks - 1 - n;
@@ -52,8 +52,8 @@ struct QueryTiles {
     const bool has_own = reads_own && !later;
     if (list_begin == list_end && !has_own) return;
     const int chunk = later ? list.chunk : number;
-    const int begin = chunk * int(p.chunk_size);
-    const int end = min(time, begin + int(p.chunk_size));
+    const int begin = chunk * int(args.chunk_size);
+    const int end = min(time, begin + int(args.chunk_size));
     first_key = begin + offset;
     keys = max(0, min(most_keys, end - first_key));
     own = end - first_key;

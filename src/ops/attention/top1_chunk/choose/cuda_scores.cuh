@@ -11,16 +11,16 @@ constexpr int kRows = 64;  // queries of a warpgroup
 // A tile of summaries: the means of kTileChunks chunks, and then what rounding left of them.
 constexpr int kTileChunks = 64;
 constexpr int kTileRows = 2 * kTileChunks;
-inline int64_t summary_tiles(const Top1ChunkForward& p) {
-  return ceil_div(all_chunks(p), kTileChunks);
+inline int64_t summary_tiles(const Top1ChunkForward& args) {
+  return ceil_div(all_chunks(args), kTileChunks);
 }
 // Tiles of a key head after those of the one before. cuda_summaries.cu
-bf16* take_summaries(const Top1ChunkForward& p, WorkspaceArena& arena);
-void summarise(const Top1ChunkForward& p, bf16* columns, Stream stream);
+bf16* take_summaries(const Top1ChunkForward& args, WorkspaceArena& arena);
+void summarise(const Top1ChunkForward& args, bf16* columns, Stream stream);
 
 constexpr int kExactGroups = 4;  // warpgroups of a block that chooses exactly
-inline int64_t query_blocks(const Top1ChunkForward& p, int groups) {
-  return ceil_div(p.time, groups * kRows) * p.batch * p.heads;
+inline int64_t query_blocks(const Top1ChunkForward& args, int groups) {
+  return ceil_div(args.time, groups * kRows) * args.batch * args.heads;
 }
 
 // A block's queries, some of one head; heaviest blocks first.
@@ -33,17 +33,17 @@ struct QueryTile {
   int count;
   int candidates;
   int64_t rows;  // [B, H, T] of the first
-  __device__ QueryTile(const Top1ChunkForward& p, int tile_rows) {
-    const int heads = int(p.heads);
-    const int time = int(p.time);
-    b = int(blockIdx.x % (p.batch * heads)) / heads;
+  __device__ QueryTile(const Top1ChunkForward& args, int tile_rows) {
+    const int heads = int(args.heads);
+    const int time = int(args.time);
+    b = int(blockIdx.x % (args.batch * heads)) / heads;
     h = blockIdx.x % heads;
-    kv = h / (heads / int(p.kv_heads));
+    kv = h / (heads / int(args.kv_heads));
     const int tiles = (time + tile_rows - 1) / tile_rows;
-    const int tile = tiles - 1 - int(blockIdx.x / (p.batch * heads));
+    const int tile = tiles - 1 - int(blockIdx.x / (args.batch * heads));
     first = tile * tile_rows;
     count = min(tile_rows, time - first);
-    candidates = (first + count - 1) / int(p.chunk_size);
+    candidates = (first + count - 1) / int(args.chunk_size);
     rows = (int64_t{b} * heads + h) * time + first;
   }
   // Row i of the lane, 0 or 1.
@@ -185,14 +185,14 @@ __device__ void skip_tiles(const ScoreSmem<D, kTile>& shared, int count) {
 
 // The queries of a warpgroup to shared memory.
 template <int D>
-__device__ void copy_queries(WgmmaTile<D, kRows> to, const Top1ChunkForward& p,
+__device__ void copy_queries(WgmmaTile<D, kRows> to, const Top1ChunkForward& args,
                              const QueryTile& mine) {
   const int first = threadIdx.x / 128 * kRows;
   for (int i = threadIdx.x % 128; i < kRows * (D / 8); i += 128) {
     const int row = i / (D / 8);
     const int vector = i % (D / 8);
     const int t = mine.first + min(first + row, mine.count - 1);
-    cp_async_16(to.at(row, vector), head_row<D>(p.q, mine.b, t, mine.h) + vector * 8, true);
+    cp_async_16(to.at(row, vector), head_row<D>(args.q, mine.b, t, mine.h) + vector * 8, true);
   }
   cp_async_commit_group();
   cp_async_wait_group<0>();
@@ -238,15 +238,16 @@ __device__ float score_bound(WgmmaTile<D, kRows> q, float scale, const float* ke
 }
 
 template <int D, int kGroups, class Scratch, class Consume>
-__device__ void score_block(Scratch shared, const bf16* from, int count, const Top1ChunkForward& p,
-                            const QueryTile& mine, Consume&& consume) {
+__device__ void score_block(Scratch shared, const bf16* from, int count,
+                            const Top1ChunkForward& args, const QueryTile& mine,
+                            Consume&& consume) {
   if (threadIdx.x == 0) {
     shared.pipeline.init(kGroups * 128);
     fence_mbarrier_init();
   }
   __syncthreads();
   if (threadIdx.x >= kGroups * 128) return produce_tiles(shared, from, count);
-  copy_queries<D>(shared.group(), p, mine);
+  copy_queries<D>(shared.group(), args, mine);
   named_barrier_sync<128>(warpgroup_barrier(threadIdx.x / 128));
   consume();
 }

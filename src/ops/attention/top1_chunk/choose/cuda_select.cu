@@ -14,18 +14,18 @@ namespace {
 // Keys into tiles, and the longest of each chunk. One block per chunk.
 template <int D, int kKeys>
 __global__ void __launch_bounds__(256)
-    pack_keys_kernel(Top1ChunkForward p, SelectWorkspace s, int tiles) {
+    pack_keys_kernel(Top1ChunkForward args, SelectWorkspace s, int tiles) {
   // lanes of a row, a power of 2
   constexpr int kVectors = D / 8;
   constexpr int kLanes = kVectors <= 8 ? 8 : 16;
   __shared__ float longest[256 / kLanes];
-  const int chunk = int(p.chunk_size);
+  const int chunk = int(args.chunk_size);
   const int lane = threadIdx.x % kLanes;
   const int first_row = threadIdx.x / kLanes;
-  const int b = blockIdx.y / int(p.kv_heads);
-  const int kv = blockIdx.y % int(p.kv_heads);
+  const int b = blockIdx.y / int(args.kv_heads);
+  const int kv = blockIdx.y % int(args.kv_heads);
   const int64_t first = blockIdx.x * int64_t{chunk};
-  if (first + chunk > p.time) return;  // a partial chunk is not a candidate
+  if (first + chunk > args.time) return;  // a partial chunk is not a candidate
   bf16* to = s.columns + (blockIdx.y * int64_t{gridDim.x} + blockIdx.x) * tiles * kKeys * D;
   float longest_here = 0;
 #pragma unroll 4
@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(256)
     float square = 0;
     if (lane < kVectors && row < chunk) {
       const uint4 x =
-          *reinterpret_cast<const uint4*>(head_row<D>(p.k, b, first + row, kv) + lane * 8);
+          *reinterpret_cast<const uint4*>(head_row<D>(args.k, b, first + row, kv) + lane * 8);
       *reinterpret_cast<uint4*>(
           WgmmaTile<D, kKeys>{to + row / kKeys * kKeys * D}.at(row % kKeys, lane)) = x;
       square_add(square, x);
@@ -56,13 +56,13 @@ struct Best {
   int chunk;
   int previous_chunk;
   int own;
-  __device__ Best(const Top1ChunkForward& p, const QueryTile& mine, int i, const float* before,
+  __device__ Best(const Top1ChunkForward& args, const QueryTile& mine, int i, const float* before,
                   int rank) {
     const int row = min(mine.row(i), mine.count - 1);
-    own = (mine.first + row) / int(p.chunk_size);
+    own = (mine.first + row) / int(args.chunk_size);
     chunk = rank < own ? rank : -1;  // for want of a better one: scores may be NaN or −inf
     previous = rank == 0 ? INFINITY : before[mine.rows + row];
-    previous_chunk = rank == 0 ? -1 : int(p.selected[(mine.rows + row) * p.top_k + rank - 1]);
+    previous_chunk = rank == 0 ? -1 : int(args.selected[(mine.rows + row) * args.top_k + rank - 1]);
   }
   __device__ void offer(float x, int c) {
     const bool left = x < previous || (x == previous && c > previous_chunk);
@@ -100,12 +100,12 @@ struct Best {
     }
   }
   // Writes the chunk chosen for row i of the lane and, where top_k > 1, its score.
-  __device__ void write(const Top1ChunkForward& p, const QueryTile& mine, int i, float* before,
+  __device__ void write(const Top1ChunkForward& args, const QueryTile& mine, int i, float* before,
                         int rank) const {
     const int row = mine.row(i);
     if (row >= mine.count) return;
-    p.selected[(mine.rows + row) * p.top_k + rank] = chunk;
-    if (p.top_k > 1) before[mine.rows + row] = score;
+    args.selected[(mine.rows + row) * args.top_k + rank] = chunk;
+    if (args.top_k > 1) before[mine.rows + row] = score;
   }
 };
 
@@ -113,16 +113,17 @@ constexpr int kApproxGroups = 2;
 
 template <int D, bool kFirst>
 __global__ void __launch_bounds__(kApproxGroups * 128, D == 64 ? 3 : 1)
-    approx_kernel(Top1ChunkForward p, SelectWorkspace scratch, int tiles, int rank) {
-  const QueryTile mine(p, kApproxGroups * kRows);
+    approx_kernel(Top1ChunkForward args, SelectWorkspace scratch, int tiles, int rank) {
+  const QueryTile mine(args, kApproxGroups * kRows);
   constexpr int kChunks = kTileChunks;
   const ScoreSmem<D, kTileRows> shared(kApproxGroups);
   const int count = (mine.candidates + kChunks - 1) / kChunks;
   const bf16* from =
-      scratch.columns + (int64_t{mine.b} * p.kv_heads + mine.kv) * tiles * kTileRows * D;
-  score_block<D, kApproxGroups>(shared, from, count, p, mine, [&] {
-    const int common = mine.first / int(p.chunk_size);  // these are every query's candidates
-    Best best[2] = {{p, mine, 0, scratch.previous, rank}, {p, mine, 1, scratch.previous, rank}};
+      scratch.columns + (int64_t{mine.b} * args.kv_heads + mine.kv) * tiles * kTileRows * D;
+  score_block<D, kApproxGroups>(shared, from, count, args, mine, [&] {
+    const int common = mine.first / int(args.chunk_size);  // these are every query's candidates
+    Best best[2] = {{args, mine, 0, scratch.previous, rank},
+                    {args, mine, 1, scratch.previous, rank}};
     score_summaries<D>(shared, from, count, [&](const float(&s)[kChunks / 8][4], int tile) {
       const int column = tile * kChunks + threadIdx.x % 4 * 2;
       const auto offer = [&](auto all) {
@@ -137,20 +138,20 @@ __global__ void __launch_bounds__(kApproxGroups * 128, D == 64 ? 3 : 1)
     for (int i = 0; i < 2; ++i) {
       best[i].join(1);
       best[i].join(2);
-      if (threadIdx.x % 4 == 0) best[i].write(p, mine, i, scratch.previous, rank);
+      if (threadIdx.x % 4 == 0) best[i].write(args, mine, i, scratch.previous, rank);
     }
   });
 }
 
 template <bool kBounded, int D, int kKeys>
-__device__ void exact(const ScoreSmem<D, kKeys>& shared, const Top1ChunkForward& p,
+__device__ void exact(const ScoreSmem<D, kKeys>& shared, const Top1ChunkForward& args,
                       const SelectWorkspace& scratch, const QueryTile& mine, int rank) {
-  const int chunk = int(p.chunk_size);
+  const int chunk = int(args.chunk_size);
   const int steps = (chunk + kKeys - 1) / kKeys;
   const int row = threadIdx.x % 2;
   // in a register: an instruction has one constant
-  const float scale = __shfl_sync(~0u, float(p.scale) * kLog2e, 0);
-  Best best(p, mine, row, scratch.previous, rank);
+  const float scale = __shfl_sync(~0u, float(args.scale) * kLog2e, 0);
+  Best best(args, mine, row, scratch.previous, rank);
   ChunkSum<kBounded> sum;
   int candidate = 0;
   int step = 0;
@@ -164,75 +165,77 @@ __device__ void exact(const ScoreSmem<D, kKeys>& shared, const Top1ChunkForward&
                           step = 0;
                           ++candidate;
                         });
-  if (threadIdx.x % 4 < 2) best.write(p, mine, row, scratch.previous, rank);
+  if (threadIdx.x % 4 < 2) best.write(args, mine, row, scratch.previous, rank);
 }
 
 template <int D, int kKeys>
 __global__ void __launch_bounds__(kExactGroups * 128 + 32, 1)
-    exact_kernel(Top1ChunkForward p, SelectWorkspace scratch, int tiles, int rank) {
+    exact_kernel(Top1ChunkForward args, SelectWorkspace scratch, int tiles, int rank) {
   if (scratch.again && !scratch.again[blockIdx.x]) return;
-  const QueryTile mine(p, kExactGroups * kRows);
+  const QueryTile mine(args, kExactGroups * kRows);
   const ScoreSmem<D, kKeys> shared(kExactGroups);
-  const int64_t head = int64_t{mine.b} * p.kv_heads + mine.kv;
-  const int steps = (int(p.chunk_size) + kKeys - 1) / kKeys;
+  const int64_t head = int64_t{mine.b} * args.kv_heads + mine.kv;
+  const int steps = (int(args.chunk_size) + kKeys - 1) / kKeys;
   const int count = mine.candidates * steps;
   score_block<D, kExactGroups>(
-      shared, scratch.columns + head * tiles * kKeys * D, count, p, mine, [&] {
+      shared, scratch.columns + head * tiles * kKeys * D, count, args, mine, [&] {
         const float* norms = scratch.key_norm + head * (tiles / steps);
-        const bool whole = p.chunk_size % kKeys == 0;  // every key of a tile counts
-        if (whole && score_bound<D>(shared.group(), float(p.scale) * kLog2e, norms,
+        const bool whole = args.chunk_size % kKeys == 0;  // every key of a tile counts
+        if (whole && score_bound<D>(shared.group(), float(args.scale) * kLog2e, norms,
                                     mine.candidates) <= kBound)
-          exact<true>(shared, p, scratch, mine, rank);
-        else exact<false>(shared, p, scratch, mine, rank);
+          exact<true>(shared, args, scratch, mine, rank);
+        else exact<false>(shared, args, scratch, mine, rank);
       });
 }
 
 // One launch per rank, of so many warpgroups of queries per block and so many threads.
 template <int D, int kTile, class Kernel>
-void launch_ranks(const Top1ChunkForward& p, const SelectWorkspace& scratch, int groups,
+void launch_ranks(const Top1ChunkForward& args, const SelectWorkspace& scratch, int groups,
                   int threads, int64_t tiles, Kernel* first, Kernel* later, Stream stream) {
-  const unsigned blocks = unsigned(query_blocks(p, groups));
-  for (int rank = 0; rank < p.top_k; ++rank)
+  const unsigned blocks = unsigned(query_blocks(args, groups));
+  for (int rank = 0; rank < args.top_k; ++rank)
     launch_kernel(rank == 0 ? first : later, blocks, threads, ScoreSmem<D, kTile>::bytes(groups),
-                  stream, p, scratch, int(tiles), rank);
+                  stream, args, scratch, int(tiles), rank);
 }
 
 template <int D, int kKeys>
-void choose_exactly(const Top1ChunkForward& p, const SelectWorkspace& scratch, Stream stream) {
-  const dim3 chunks(unsigned(all_chunks(p)), unsigned(p.batch * p.kv_heads));
-  launch_kernel(pack_keys_kernel<D, kKeys>, chunks, 256, 0, stream, p, scratch, tiles_per_chunk(p));
+void choose_exactly(const Top1ChunkForward& args, const SelectWorkspace& scratch, Stream stream) {
+  const dim3 chunks(unsigned(all_chunks(args)), unsigned(args.batch * args.kv_heads));
+  launch_kernel(pack_keys_kernel<D, kKeys>, chunks, 256, 0, stream, args, scratch,
+                tiles_per_chunk(args));
   if (scratch.again) {
-    filter_chunks(p, scratch, all_chunks(p) * tiles_per_chunk(p), stream);
-    choose_listed(p, scratch, stream);
+    filter_chunks(args, scratch, all_chunks(args) * tiles_per_chunk(args), stream);
+    choose_listed(args, scratch, stream);
   }
-  launch_ranks<D, kKeys>(p, scratch, kExactGroups, kExactGroups * 128 + 32,
-                         all_chunks(p) * tiles_per_chunk(p), exact_kernel<D, kKeys>,
+  launch_ranks<D, kKeys>(args, scratch, kExactGroups, kExactGroups * 128 + 32,
+                         all_chunks(args) * tiles_per_chunk(args), exact_kernel<D, kKeys>,
                          exact_kernel<D, kKeys>, stream);
 }
 
 }  // namespace
 
-SelectWorkspace::SelectWorkspace(const Top1ChunkForward& p, WorkspaceArena& arena)
-    : columns(p.selection == Selection::exact
-                  ? arena.take<bf16>(p.batch * p.kv_heads * all_chunks(p) * tiles_per_chunk(p) *
-                                     tile_keys(p) * p.head_dim)
-                  : take_summaries(p, arena)),
-      key_norm(arena.take<float>(p.batch * p.kv_heads * all_chunks(p))),
-      previous(p.top_k > 1 ? arena.take<float>(p.batch * p.heads * p.time) : nullptr),
-      again(filters_chunks(p) ? arena.take<int>(query_blocks(p, kExactGroups)) : nullptr),
-      listed(arena.take<uint16_t>(p.batch * p.heads * p.time * listed_chunks(p))),
-      scores(arena.take<float>(p.batch * p.heads * p.time * listed_chunks(p))),
-      pairs(p, arena, listed_chunks(p), kPairRun) {}
+SelectWorkspace::SelectWorkspace(const Top1ChunkForward& args, WorkspaceArena& arena)
+    : columns(args.selection == Selection::exact
+                  ? arena.take<bf16>(args.batch * args.kv_heads * all_chunks(args) *
+                                     tiles_per_chunk(args) * tile_keys(args) * args.head_dim)
+                  : take_summaries(args, arena)),
+      key_norm(arena.take<float>(args.batch * args.kv_heads * all_chunks(args))),
+      previous(args.top_k > 1 ? arena.take<float>(args.batch * args.heads * args.time) : nullptr),
+      again(filters_chunks(args) ? arena.take<int>(query_blocks(args, kExactGroups)) : nullptr),
+      listed(arena.take<uint16_t>(args.batch * args.heads * args.time * listed_chunks(args))),
+      scores(arena.take<float>(args.batch * args.heads * args.time * listed_chunks(args))),
+      pairs(args, arena, listed_chunks(args), kPairRun) {}
 
-void select_chunks(const Top1ChunkForward& p, const SelectWorkspace& scratch, Stream stream) {
-  const bool approx = p.selection == Selection::approx;
-  if (approx) summarise(p, scratch.columns, stream);
-  with_head_dim(p.head_dim, [&](auto d) {
+void select_chunks(const Top1ChunkForward& args, const SelectWorkspace& scratch, Stream stream) {
+  const bool approx = args.selection == Selection::approx;
+  if (approx) summarise(args, scratch.columns, stream);
+  with_head_dim(args.head_dim, [&](auto d) {
     if (approx)
-      launch_ranks<d(), kTileRows>(p, scratch, kApproxGroups, kApproxGroups * 128, summary_tiles(p),
-                                   approx_kernel<d(), true>, approx_kernel<d(), false>, stream);
-    else if (tile_keys(p) == 64) choose_exactly<d(), 64>(p, scratch, stream);
-    else choose_exactly<d(), 128>(p, scratch, stream);
+      launch_ranks<d(), kTileRows>(args, scratch, kApproxGroups, kApproxGroups * 128,
+                                   summary_tiles(args), approx_kernel<d(), true>,
+                                   approx_kernel<d(), false>, stream);
+    else if (tile_keys(args) == 64) choose_exactly<d(), 64>(args, scratch, stream);
+    else choose_exactly<d(), 128>(args, scratch, stream);
   });
 }
 

@@ -26,21 +26,21 @@ __device__ void sum_keys(float (*partial)[D], SwizzledTile<D> keys, int padded) 
     for (int e = 0; e < 2; ++e) partial[warp][n * 8 + lane * 2 + e] = sum[n][e];
 }
 
-int padded_chunk(const Top1ChunkForward& p) { return int(ceil_div(p.chunk_size, 16) * 16); }
+int padded_chunk(const Top1ChunkForward& args) { return int(ceil_div(args.chunk_size, 16) * 16); }
 
 // One block per chunk.
 template <int D>
 __global__ void __launch_bounds__(128, D == 64 ? 6 : 1)
-    summary_kernel(Top1ChunkForward p, bf16* columns, int tiles, int padded) {
+    summary_kernel(Top1ChunkForward args, bf16* columns, int tiles, int padded) {
   extern __shared__ __align__(1024) unsigned char memory[];
   __shared__ float partial[4][D];
-  const int chunk = int(p.chunk_size);
+  const int chunk = int(args.chunk_size);
   const int c = blockIdx.x;
-  const int b = blockIdx.y / int(p.kv_heads);
-  const int kv = blockIdx.y % int(p.kv_heads);
+  const int b = blockIdx.y / int(args.kv_heads);
+  const int kv = blockIdx.y % int(args.kv_heads);
   const SwizzledTile<D> keys{reinterpret_cast<bf16*>(memory)};
-  if ((c + 1) * int64_t{chunk} > p.time) return;  // a partial chunk is not a candidate
-  copy_rows(keys, p.k, b, c * int64_t{chunk}, kv, chunk, padded);
+  if ((c + 1) * int64_t{chunk} > args.time) return;  // a partial chunk is not a candidate
+  copy_rows(keys, args.k, b, c * int64_t{chunk}, kv, chunk, padded);
   cp_async_commit_group();
   cp_async_wait_group<0>();
   __syncthreads();
@@ -60,15 +60,16 @@ __global__ void __launch_bounds__(128, D == 64 ? 6 : 1)
 
 }  // namespace
 
-bf16* take_summaries(const Top1ChunkForward& p, WorkspaceArena& arena) {
-  return arena.take<bf16>(p.batch * p.kv_heads * summary_tiles(p) * kTileRows * p.head_dim);
+bf16* take_summaries(const Top1ChunkForward& args, WorkspaceArena& arena) {
+  return arena.take<bf16>(args.batch * args.kv_heads * summary_tiles(args) * kTileRows *
+                          args.head_dim);
 }
 
-void summarise(const Top1ChunkForward& p, bf16* columns, Stream stream) {
-  const dim3 chunks(unsigned(all_chunks(p)), unsigned(p.batch * p.kv_heads));
-  with_head_dim(p.head_dim, [&](auto d) {
-    launch_kernel(summary_kernel<d()>, chunks, 128, padded_chunk(p) * d() * sizeof(bf16), stream, p,
-                  columns, int(summary_tiles(p)), padded_chunk(p));
+void summarise(const Top1ChunkForward& args, bf16* columns, Stream stream) {
+  const dim3 chunks(unsigned(all_chunks(args)), unsigned(args.batch * args.kv_heads));
+  with_head_dim(args.head_dim, [&](auto d) {
+    launch_kernel(summary_kernel<d()>, chunks, 128, padded_chunk(args) * d() * sizeof(bf16), stream,
+                  args, columns, int(summary_tiles(args)), padded_chunk(args));
   });
 }
 

@@ -121,7 +121,7 @@ struct Step {
   using R = Real<T>;
   using Keys = Rows<T, D>;
   static constexpr int kParts = sizeof(T) == 2 ? 2 : 1;  // parts of a mean
-  const Top1ChunkForward& p;
+  const Top1ChunkForward& args;
   DecodeSmem<R>& s;
   const R* query;  // [D] in shared memory, times scale · log₂e; approx: times nothing
   int b;
@@ -133,24 +133,24 @@ struct Step {
   void* caches[3] = {};  // keys, values and summaries of the block's row
 
   __device__ void load_caches() {
-    const int count = p.selection == Selection::approx ? 3 : 2;
+    const int count = args.selection == Selection::approx ? 3 : 2;
 #pragma unroll
     for (int i = 0; i < 3; ++i)
-      if (i < count) caches[i] = p.caches[b * count + i];
+      if (i < count) caches[i] = args.caches[b * count + i];
   }
   __device__ View cache(int number, const View& x) const {
     if constexpr (!kOwnCaches) return x;
     __builtin_assume(__isGlobal(caches[number]));  // else its loads are those of generic addresses
     return {caches[number], 0, x.time_stride};
   }
-  __device__ View k() const { return cache(0, p.k); }
-  __device__ View v() const { return cache(1, p.v); }
+  __device__ View k() const { return cache(0, args.k); }
+  __device__ View v() const { return cache(1, args.v); }
   __device__ T* row(const View& x, int64_t time) const {
     return static_cast<T*>(x.data) + b * x.batch_stride + time * x.time_stride + kv * D;
   }
   // Row i of a chunk's summary; −1: what rounding left of row 0.
   __device__ T* summary(int64_t c, int i) const {
-    const View summaries = cache(2, p.summaries);
+    const View summaries = cache(2, args.summaries);
     return static_cast<T*>(summaries.data) + b * summaries.batch_stride +
            c * summaries.time_stride + (kv * kParts + kParts - 1 + i) * D;
   }
@@ -248,7 +248,7 @@ struct Step {
   __device__ void keep_best() const {
     int kept = -1;  // chunk of rank threadIdx.x
     Best before{INFINITY, 0, -1};
-    for (int rank = 0; rank < p.top_k; ++rank) {
+    for (int rank = 0; rank < args.top_k; ++rank) {
       __syncthreads();
       Best best;
       for (int id = threadIdx.x; id < own; id += blockDim.x) {
@@ -258,7 +258,7 @@ struct Step {
       if (threadIdx.x == rank && before.id != INT_MAX) kept = before.id;
     }
     __syncthreads();
-    if (threadIdx.x < p.top_k) s.kept[threadIdx.x] = kept;
+    if (threadIdx.x < args.top_k) s.kept[threadIdx.x] = kept;
     __syncthreads();
   }
   // The best by the high parts of the means, whose scores are kept. `rest` bounds the sum that the
@@ -312,9 +312,9 @@ struct Step {
   }
   // The chunks read in addition to its own, to s.kept.
   __device__ void choose() const {
-    const bool exact = p.selection == Selection::exact;
+    const bool exact = args.selection == Selection::exact;
     if (own == 0) return;
-    if (!exact && p.top_k == 1) return choose_one_by_mean();
+    if (!exact && args.top_k == 1) return choose_one_by_mean();
     if (exact) score_exactly();
     else score_by_summary();
     keep_best();
@@ -352,60 +352,61 @@ struct Step {
 
 template <class T, int D, bool kOwnCaches>
 __global__ void __launch_bounds__(kMaxThreads, sizeof(T) == 2 ? 3 : 1)
-    step_kernel(Top1ChunkForward p) {
+    step_kernel(Top1ChunkForward args) {
   using R = Real<T>;
   using Keys = Rows<T, D>;
   __shared__ DecodeSmem<R> s;
   __shared__ R query[D];
   __shared__ R gathered[kMaxWarps][D];
   R* logits = Step<T, D, kOwnCaches>::scores();
-  const int heads = int(p.heads);
+  const int heads = int(args.heads);
   const int h = blockIdx.x % heads;
-  const int t = blockIdx.x / heads % int(p.time);
-  const int b = blockIdx.x / heads / int(p.time);
-  const int kv = h / (heads / int(p.kv_heads));
-  const int chunk = int(p.chunk_size);
-  const int row = (b * heads + h) * int(p.time) + t;
-  const int64_t last = kOwnCaches ? p.positions[b] : p.past + t;
-  const R scale = R(p.scale * kLog2eDouble);
-  const bool by_mean = p.selection == Selection::approx && !p.forced;
+  const int t = blockIdx.x / heads % int(args.time);
+  const int b = blockIdx.x / heads / int(args.time);
+  const int kv = h / (heads / int(args.kv_heads));
+  const int chunk = int(args.chunk_size);
+  const int row = (b * heads + h) * int(args.time) + t;
+  const int64_t last = kOwnCaches ? args.positions[b] : args.past + t;
+  const R scale = R(args.scale * kLog2eDouble);
+  const bool by_mean = args.selection == Selection::approx && !args.forced;
   const auto out_row = [&] {
-    return static_cast<T*>(p.out.data) + b * p.out.batch_stride + t * p.out.time_stride + h * D;
+    return static_cast<T*>(args.out.data) + b * args.out.batch_stride + t * args.out.time_stride +
+           h * D;
   };
   if (kOwnCaches && last < 0) {
     if (threadIdx.x < D) out_row()[threadIdx.x] = from_compute<T>(R(0));
     return;
   }
   Step<T, D, kOwnCaches> step{
-      p, s, query, b, kv, chunk, int(last / chunk), int(last % chunk), 1 / float(chunk)};
+      args, s, query, b, kv, chunk, int(last / chunk), int(last % chunk), 1 / float(chunk)};
   if constexpr (kOwnCaches) step.load_caches();
   // Heads with the same keys write the same.
   if (kOwnCaches && threadIdx.x < D) {
-    step.row(step.k(), last)[threadIdx.x] = step.row(p.new_k, 0)[threadIdx.x];
-    step.row(step.v(), last)[threadIdx.x] = step.row(p.new_v, 0)[threadIdx.x];
+    step.row(step.k(), last)[threadIdx.x] = step.row(args.new_k, 0)[threadIdx.x];
+    step.row(step.v(), last)[threadIdx.x] = step.row(args.new_v, 0)[threadIdx.x];
   }
   if (threadIdx.x < D) {
-    const T* q =
-        static_cast<const T*>(p.q.data) + b * p.q.batch_stride + t * p.q.time_stride + h * D;
+    const T* q = static_cast<const T*>(args.q.data) + b * args.q.batch_stride +
+                 t * args.q.time_stride + h * D;
     query[threadIdx.x] = to_compute(q[threadIdx.x]) * (by_mean ? R(1) : scale);
   }
   step.send_for(step.k(), last / chunk * chunk, step.last + 1);
   step.send_for(step.v(), last / chunk * chunk, step.last + 1);
-  if (threadIdx.x < p.top_k)
-    s.kept[threadIdx.x] = p.forced ? int(p.selected[row * p.top_k + threadIdx.x]) : -1;
+  if (threadIdx.x < args.top_k)
+    s.kept[threadIdx.x] = args.forced ? int(args.selected[row * args.top_k + threadIdx.x]) : -1;
   __syncthreads();
-  if (!p.forced) step.choose();
+  if (!args.forced) step.choose();
   __syncthreads();
   // The chunks that count, without gaps, and its own.
   int chunks = 0;
-  for (int i = 0; i < p.top_k; ++i)
+  for (int i = 0; i < args.top_k; ++i)
     if (valid_choice(s.kept[i], step.own) >= 0) {
       if (threadIdx.x == 0) s.read[chunks] = s.kept[i];
       step.send_for(step.v(), int64_t(s.kept[i]) * chunk, chunk);
       ++chunks;
     }
-  if (!p.forced && !kOwnCaches && threadIdx.x < p.top_k)
-    p.selected[row * p.top_k + threadIdx.x] = s.kept[threadIdx.x];
+  if (!args.forced && !kOwnCaches && threadIdx.x < args.top_k)
+    args.selected[row * args.top_k + threadIdx.x] = s.kept[threadIdx.x];
   if (threadIdx.x == 0) s.read[chunks] = step.own;
   if (by_mean && threadIdx.x < D) query[threadIdx.x] *= scale;
   __syncthreads();
@@ -454,10 +455,10 @@ __global__ void __launch_bounds__(kMaxThreads, sizeof(T) == 2 ? 3 : 1)
     out_row()[threadIdx.x] = from_compute<T>(total / sum);
   }
   if constexpr (kOwnCaches) {
-    if (by_mean && step.last + 1 == chunk && h % (heads / int(p.kv_heads)) == 0)
+    if (by_mean && step.last + 1 == chunk && h % (heads / int(args.kv_heads)) == 0)
       step.summarise(gathered);
   } else if (threadIdx.x == 0) {
-    static_cast<R*>(p.logsumexp)[row] = (top + log2(sum)) * R(kLn2Double);
+    static_cast<R*>(args.logsumexp)[row] = (top + log2(sum)) * R(kLn2Double);
   }
 }
 
@@ -465,35 +466,37 @@ __global__ void __launch_bounds__(kMaxThreads, sizeof(T) == 2 ? 3 : 1)
 }  // namespace top1
 
 // Bytes for the scores of all chunks, and then for those of the keys read.
-static size_t score_bytes(const Top1ChunkForward& p) {
-  const int64_t chunks = (p.past + p.time) / p.chunk_size;
-  return size_t(std::max(chunks, (p.top_k + 1) * p.chunk_size)) *
-         (p.dtype == DType::f64 ? sizeof(double) : sizeof(float));
+static size_t score_bytes(const Top1ChunkForward& args) {
+  const int64_t chunks = (args.past + args.time) / args.chunk_size;
+  return size_t(std::max(chunks, (args.top_k + 1) * args.chunk_size)) *
+         (args.dtype == DType::f64 ? sizeof(double) : sizeof(float));
 }
 
-const char* why_no_step(const Top1ChunkForward& p) {
-  if (const char* why_not = why_not_head_dim(p.head_dim)) return why_not;
-  if (p.top_k > top1::kMaxKept) return "takes a top_k of 64 at most";
-  if ((p.top_k + 1) * p.chunk_size > top1::kMaxRead) return "reads at most 16,384 keys per query";
-  if (score_bytes(p) > max_shared_bytes() - top1::kOtherBytes)
+const char* why_no_step(const Top1ChunkForward& args) {
+  if (const char* why_not = why_not_head_dim(args.head_dim)) return why_not;
+  if (args.top_k > top1::kMaxKept) return "takes a top_k of 64 at most";
+  if ((args.top_k + 1) * args.chunk_size > top1::kMaxRead)
+    return "reads at most 16,384 keys per query";
+  if (score_bytes(args) > max_shared_bytes() - top1::kOtherBytes)
     return "keeps at most 192 KB of scores per query, and 64 KB on GPUs other than Hopper";
-  if (p.batch * p.time * p.heads >= int64_t{1} << 31) return "takes fewer than 2^31 queries";
-  const int64_t element = p.dtype == DType::f64 ? 8 : p.dtype == DType::f32 ? 4 : 2;
-  return rows_aligned({p.k, p.v, p.summaries}, element)
+  if (args.batch * args.time * args.heads >= int64_t{1} << 31)
+    return "takes fewer than 2^31 queries";
+  const int64_t element = args.dtype == DType::f64 ? 8 : args.dtype == DType::f32 ? 4 : 2;
+  return rows_aligned({args.k, args.v, args.summaries}, element)
              ? nullptr
              : "takes rows that begin at multiples of 16 bytes";
 }
 
-void top1_chunk_step(const Top1ChunkForward& p, Stream stream) {
-  check("top1_chunk", why_no_step(p));
-  const unsigned blocks = unsigned(p.batch * p.time * p.heads);
+void top1_chunk_step(const Top1ChunkForward& args, Stream stream) {
+  check("top1_chunk", why_no_step(args));
+  const unsigned blocks = unsigned(args.batch * args.time * args.heads);
   const unsigned threads = blocks < 2u * unsigned(sm_count()) ? top1::kMaxThreads : 128;
-  with_type(p.dtype, [&]<class T>(T) {
-    with_head_dim(p.head_dim, [&](auto d) {
+  with_type(args.dtype, [&]<class T>(T) {
+    with_head_dim(args.head_dim, [&](auto d) {
       const auto launch = [&](auto kernel) {
-        launch_kernel(kernel, blocks, threads, score_bytes(p), stream, p);
+        launch_kernel(kernel, blocks, threads, score_bytes(args), stream, args);
       };
-      if (!p.caches) return launch(top1::step_kernel<T, d(), false>);
+      if (!args.caches) return launch(top1::step_kernel<T, d(), false>);
       if constexpr (sizeof(T) <= 4) launch(top1::step_kernel<T, d(), true>);
     });
   });
