@@ -79,8 +79,6 @@ class Digests {
   std::string text_;
 };
 
-using TensorFunction = std::function<void(const std::string& name, const at::Tensor& tensor)>;
-
 // The part of a checkpoint that one rank writes. All ranks call the same functions in the same
 // order, also after an error: the others wait for this rank until all know of it.
 class Share {

@@ -125,7 +125,7 @@ nn::NamedTensors AdamW::moments() const {
 }
 
 // Calls work() with the moments of each parameter of a bucket.
-void AdamW::in_whole(size_t bucket, const Moments& whole, const MomentFunction& work) const {
+void AdamW::in_whole(size_t bucket, const Moments& whole, const TensorFunction& work) const {
   const Pieces::Bucket& layout = pieces_.buckets[bucket];
   for (size_t j = 0; j < layout.parameters.size(); ++j) {
     const at::Tensor& parameter = parameters_[layout.parameters[j]];
@@ -135,7 +135,7 @@ void AdamW::in_whole(size_t bucket, const Moments& whole, const MomentFunction& 
   }
 }
 
-void AdamW::read_moments(const MomentFunction& read) const {
+void AdamW::read_moments(const TensorFunction& read) const {
   for (size_t b = 0; b < moments_.size(); ++b) {
     Moments whole = moments_[b];
     if (ranks())
@@ -144,7 +144,7 @@ void AdamW::read_moments(const MomentFunction& read) const {
   }
 }
 
-void AdamW::write_moments(const MomentFunction& write) {
+void AdamW::write_moments(const TensorFunction& write) {
   for (size_t b = 0; b < moments_.size(); ++b) {
     Moments whole = moments_[b];
     if (ranks())

@@ -16,6 +16,8 @@
 
 namespace assay::train {
 
+using TensorFunction = std::function<void(const std::string& name, const at::Tensor& tensor)>;
+
 class AdamW {
  public:
   // `sum`: null, or what sums the gradients of slices. With ranks, this process updates the parts
@@ -29,11 +31,10 @@ class AdamW {
 
   // "<parameter>.exp_avg", "<parameter>.exp_avg_sq": names and shapes, on the meta device.
   nn::NamedTensors moments() const;
-  using MomentFunction = std::function<void(const std::string& name, const at::Tensor& moment)>;
   // Each moment, whole, once, in an order of its own. All ranks call it.
-  void read_moments(const MomentFunction& read) const;
+  void read_moments(const TensorFunction& read) const;
   // Each moment likewise, to be filled by `write`. Each process keeps its parts.
-  void write_moments(const MomentFunction& write);
+  void write_moments(const TensorFunction& write);
 
  private:
   struct Group {
@@ -53,7 +54,7 @@ class AdamW {
   void add_to_update(const Part& part, size_t group);
   at::Tensor gradient(const Part& part) const;
   at::Tensor norms_of_gradients(const std::vector<at::Tensor>& gradients) const;
-  void in_whole(size_t bucket, const Moments& whole, const MomentFunction& work) const;
+  void in_whole(size_t bucket, const Moments& whole, const TensorFunction& work) const;
 
   std::vector<std::string> names_;
   std::vector<at::Tensor> parameters_;
