@@ -74,17 +74,17 @@ TEST_F(PlanErrors, YamlIsToldThatPlansAreToml) {
 
 TEST(PlanFile, NameOfAPlanIsResolved) {
   EXPECT_TRUE(plan_file("pocket").string().ends_with("/pocket.toml"));
-  EXPECT_TRUE(fs::exists(plan_file("ablations/chunks")));
+  EXPECT_TRUE(fs::exists(plan_file("ablations/approx")));
   EXPECT_EQ(plan_file("mine.toml").string(), "mine.toml");
   const bool made = fs::create_directory("pocket");  // as an output folder of that name
   EXPECT_TRUE(plan_file("pocket").string().ends_with("/pocket.toml"));
   if (made) fs::remove("pocket");
-  for (const char* file : {"plans/ablations/chunks.toml", "ablations/chunks.toml"}) {
+  for (const char* file : {"plans/ablations/approx.toml", "ablations/approx.toml"}) {
     const fs::path before = fs::current_path();
     fs::current_path(fs::temp_directory_path());
     const std::string text = message([&] { plan_file(file); });
     fs::current_path(before);
-    EXPECT_NE(text.find("did you mean the plan 'ablations/chunks'"), std::string::npos) << text;
+    EXPECT_NE(text.find("did you mean the plan 'ablations/approx'"), std::string::npos) << text;
   }
   EXPECT_NE(
       message([] { plan_file("poket"); }).find("unknown plan 'poket'; did you mean 'pocket'?"),
