@@ -36,8 +36,9 @@ __global__ void __launch_bounds__(kMaxWarps * 32, min_blocks(K))
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
   const int first = lane / kColumnThreads * kRows;
-  const int64_t V = args.value_dim, head = blockIdx.x,
-                tile = int64_t{blockIdx.y} * (blockDim.x / 32);
+  const int64_t V = args.value_dim;
+  const int64_t head = blockIdx.x;
+  const int64_t tile = int64_t{blockIdx.y} * (blockDim.x / 32);
   const int64_t column = (tile + warp) * kColumns<K> + lane % kColumnThreads * 4;
   const int64_t at = (head * K + first) * V + column;
   const auto b = unsigned(blockIdx.x) / unsigned(args.heads);
