@@ -1,4 +1,4 @@
-"""Compares the numbers of `assay report` with those that recompute.py computes from the records.
+"""Compares the numbers of `assay report` with those that recompute/ computes from the records.
 
 Usage: recompute_test.py ASSAY RECORDS...
 
@@ -17,8 +17,10 @@ import sys
 import tempfile
 
 import numpy as np
-import recompute
-from recompute import HELD_OUT, TEST, Group, Study
+from recompute.curve import Curve
+from recompute.intervals import simultaneous_factor, t_quantile, t_quantiles
+from recompute.records import read_study
+from recompute.study import HELD_OUT, TEST, Group, Study
 
 ESTIMATE = 1e-6
 HALF_WIDTH = 0.02
@@ -57,16 +59,16 @@ def synthetic(offset, slope, tokens=(1, 2, 4), seeds=4, noise=0.0, seed=5):
 
 def check_quantiles():
     for freedom, expected in ((1, 12.7062), (2, 4.3027), (7, 2.3646), (1e6, 1.95996)):
-        found = recompute.t_quantile(freedom)
+        found = t_quantile(freedom)
         assert abs(found / expected - 1) < 1e-4, (freedom, found, expected)
-        assert abs(recompute.t_quantiles(np.array([freedom]))[0] / found - 1) < 1e-3, freedom
+        assert abs(t_quantiles(np.array([freedom]))[0] / found - 1) < 1e-3, freedom
 
 
 def check_curve():
     """A line and a parabola through the rungs are read exactly."""
     held_out = np.array([4.0, 3.5, 3.2, 3.0])
     for loss_at in (lambda h: 1 + 0.5 * h, lambda h: 1 + (h - 2) ** 2):
-        curve = recompute.Curve(held_out, loss_at(held_out))
+        curve = Curve(held_out, loss_at(held_out))
         for h in (4.0, 3.7, 3.3, 3.1, 3.0):
             assert abs(curve.weights(h) @ loss_at(held_out) - loss_at(h)) < 1e-12, h
         assert abs(sum(curve.weights(4.1)) - 1) < 1e-12
@@ -135,7 +137,7 @@ def rows_of(folder, table):
 
 
 def compare(assay, folder):
-    study = recompute.read_study(folder)
+    study = read_study(folder)
     with tempfile.TemporaryDirectory() as out:
         command = [assay, "report", str(folder), "-o", f"{out}/report", "--json"]
         printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
@@ -162,7 +164,7 @@ def simultaneous(study):
             if budgets := study.with_tangent(model, measure):
                 found[name][model] = study.number(budgets, measure)
     for estimates in found.values():
-        factor = recompute.simultaneous_factor(list(estimates.values()))
+        factor = simultaneous_factor(list(estimates.values()))
         for model, estimate in estimates.items():
             estimates[model] = estimate.interval(factor)
     return found
@@ -182,35 +184,35 @@ def compare_verdicts(study, verdicts, result):
 
 def compare_tables(study, tables, result):
     recall = study.measure(HELD_OUT, "recall")
+
+    def check(row, column, name, own):
+        result.check(f"{row['architecture']}: {name}", csv_interval(row, column), own)
+
     for row in tables["delta-by-domain"]:
         index = study.judged(row["architecture"])
         for domain in study.domains[TEST]:
             own = study.delta(index, study.measure(TEST, "all", domain)).interval()
-            result.check(f"{row['architecture']}: {domain}", csv_interval(row, domain), own)
+            check(row, domain, domain, own)
         own = study.over_domains(functools.partial(study.delta, index))
-        program = csv_interval(row, "domains as a sample")
-        result.check(f"{row['architecture']}: domains as a sample", program, own)
+        check(row, "domains as a sample", "domains as a sample", own)
         if row.get("bounded loss"):
             own = study.delta(index, study.measure(TEST, "bounded")).interval()
-            result.check(f"{row['architecture']}: bounded", csv_interval(row, "bounded loss"), own)
+            check(row, "bounded loss", "bounded", own)
     for row in tables["delta-by-recall"]:
         index = study.judged(row["architecture"])
         for targets in ("recall", "other"):
-            program = csv_interval(row, f"part on {targets} targets")
             own = study.delta(index, study.measure(TEST, targets)).interval()
-            result.check(f"{row['architecture']}: {targets} targets", program, own)
+            check(row, f"part on {targets} targets", f"{targets} targets", own)
     for row in tables["delta-by-budget"]:
         group, index = group_of(study, row)
         own = study.delta(index).interval() if group.inside else None
-        name = f"{row['architecture']}: Delta_end at {row['tokens']}"
-        result.check(name, csv_interval(row, "Δ_end"), own)
+        check(row, "Δ_end", f"Delta_end at {row['tokens']}", own)
     for row in tables["equal-tokens"]:
         group, index = group_of(study, row)
         for column, measure in (("E", study.all), ("R", recall)):
             tangent = index in study.with_tangent(group.model, measure)
             own = study.number([index], measure).interval() if tangent else None
-            name = f"{row['architecture']}: {column} at {row['tokens']}"
-            result.check(name, csv_interval(row, column), own)
+            check(row, column, f"{column} at {row['tokens']}", own)
 
 
 def group_of(study, row):

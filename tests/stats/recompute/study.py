@@ -1,21 +1,17 @@
-"""Delta_end, E and R of a study from its records: a second implementation, in numpy.
-
-It follows the formulas of docs/statistics.md and of the headers in src/stats, and shares no code
-with src/stats.
-"""
+"""A study: which of its budgets can be compared, and the numbers Delta_end, E and R."""
 
 import dataclasses
 import functools
-import json
 import math
-import pathlib
 
 import numpy as np
+
+from .curve import Curve, parabola, secant, unit
+from .intervals import Estimate, document_freedom, influence, reach, sum_of_variances
 
 TEST, HELD_OUT = "test", "held_out"
 CURVE, TANGENT, RECALL_TANGENT = "curve", "tangent", "recall tangent"  # of Delta_end, E and R
 RUNGS, CONTENDERS, SLOPE = -1, -2, -3  # estimators of variance; 0, 1, ... are single rungs
-LEVEL = 0.95
 MATURITY_FALL = 0.1
 RECALL_LEAD = 0.2
 OVERFIT_RISE = 0.03
@@ -23,88 +19,6 @@ EPOCHS_RATIO = 1.25
 MEMORISING_GAP = 0.1
 EPOCHS_TOLERANCE = 0.05
 TOKENS_TOLERANCE = 0.01
-
-
-# ---- Student's t, for any degrees of freedom
-
-NODES = np.polynomial.legendre.leggauss(200)
-
-
-@functools.cache
-def t_quantile(freedom, level=LEVEL):
-    """t with P(|T| <= t) = level. With T = sqrt(v) tan(a), the density of a is ~ cos(a)^(v - 1)."""
-    if not freedom < 1e7:
-        freedom = 1e7
-    nodes, weights = NODES
-    half = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)
-    scale = 2 * math.exp(half) / math.sqrt(math.pi)
-
-    def inside(t):
-        end = math.atan(t / math.sqrt(freedom))
-        angles = end * (nodes + 1) / 2
-        return scale * end / 2 * np.sum(weights * np.cos(angles) ** (freedom - 1))
-
-    low, high = 0.0, 1.0
-    while inside(high) < level:
-        low, high = high, 2 * high
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if inside(middle) < level else (low, middle)
-    return (low + high) / 2
-
-
-@functools.cache
-def table_of_t():
-    """log t is smooth in 1 / v."""
-    inverse = np.linspace(1e-6, 1.0, 300)
-    return inverse, np.log([t_quantile(1 / x) for x in inverse])
-
-
-def t_quantiles(freedom):
-    """The same of an array."""
-    return np.exp(np.interp(1 / np.maximum(freedom, 1.0), *table_of_t()))
-
-
-def reach(by_estimator, freedom, documents, document_freedom):
-    """t_v sqrt(S + D); of numbers or arrays."""
-    seeds = sum(by_estimator.values())
-    total = seeds + documents
-    # (S / V) / v_S with Satterthwaite's v_S = S^2 / sum(S_e^2 / v_e)
-    inverse = sum(s**2 / freedom[e] for e, s in by_estimator.items()) / (seeds * total)
-    inverse += (documents / total) ** 2 / document_freedom
-    return t_quantiles(1 / inverse) * np.sqrt(total)
-
-
-# ---- Records
-
-
-def add_shared(record, shared):
-    """Adds what the records of a folder leave out because all of them have it."""
-    for key, value in shared.items():
-        if isinstance(value, dict) and key in record:
-            add_shared(record[key], value)
-        else:
-            record.setdefault(key, value)
-
-
-def read_records(folder, visited=None):
-    """{key: record} of a folder and of those that its plan.json names."""
-    visited = set() if visited is None else visited
-    folder = pathlib.Path(folder).resolve()
-    if folder in visited:
-        return {}
-    visited.add(folder)
-    plan = json.loads((folder / "plan.json").read_text())
-    records = {}
-    for file in sorted(folder.glob("*.json")):
-        record = json.loads(file.read_text())
-        if file.name == "plan.json" or not record.get("format", "").startswith("assay-run-"):
-            continue
-        add_shared(record, plan["shared"])
-        records.setdefault(record["key"], record)
-    for other in plan.get("records", []):
-        records = read_records(folder / other, visited) | records
-    return records
 
 
 @dataclasses.dataclass
@@ -141,146 +55,6 @@ class Contrast:
     on_loss: np.ndarray  # by group
     on_held_out: np.ndarray
     slope_error: float = 0.0
-
-
-@dataclasses.dataclass
-class Estimate:
-    value: float
-    seeds: list  # of (source, estimator, signed standard deviation)
-    freedom: dict  # by estimator
-    residuals: dict  # of the runs of a rung, by source
-    documents: float  # variance
-    document_freedom: float
-    influence: np.ndarray  # of all clusters of all domains
-    held_out_documents: float  # the part of `documents` from held-out text
-    held_out_freedom: float
-
-    def by_estimator(self):
-        """{estimator: variance}: what is estimated together adds up first."""
-        of = {}
-        for _, estimator, deviation in self.seeds:
-            of[estimator] = of.get(estimator, 0.0) + deviation**2
-        return of
-
-    def half_width(self):
-        return float(
-            reach(self.by_estimator(), self.freedom, self.documents, self.document_freedom)
-        )
-
-    def interval(self, factor=1.0):
-        half = factor * self.half_width()
-        return self.value, self.value - half, self.value + half
-
-
-# ---- The curve through the rungs: rows of weights of the rungs
-
-
-def unit(count, rung):
-    return np.eye(count)[rung]
-
-
-def secant(held_out, b):
-    """Slope of the line through the rungs b and b + 1."""
-    count = len(held_out)
-    return (unit(count, b) - unit(count, b + 1)) / (held_out[b] - held_out[b + 1])
-
-
-def parabola(held_out, b):
-    """Slope at the rung b of the parabola through it and its neighbours, or the nearest three."""
-    count = len(held_out)
-    first = min(max(b - 1, 0), count - 3)
-    x = held_out[first : first + 3] - held_out[b]
-    out = np.zeros(count)
-    out[first : first + 3] = np.linalg.inv(np.stack([x**0, x, x**2]).T)[1]
-    return out
-
-
-class Curve:
-    def __init__(self, held_out, loss):
-        self.held_out = held_out
-        self.count = len(held_out)
-        self.kinds = [self.kind(b, loss) for b in range(self.count)]
-
-    def beside(self, b):
-        return [s for s in (b - 1, b) if 0 <= s < self.count - 1]
-
-    def kind(self, b, loss):
-        """(how the slope at the rung is obtained, of which segment)"""
-        if self.count == 2:
-            return "secant", 0
-        steepness = {s: secant(self.held_out, s) @ loss for s in self.beside(b)}
-        smaller = min(steepness, key=steepness.get)
-        slope = parabola(self.held_out, b) @ loss
-        if slope <= 0 or steepness[smaller] <= 0:
-            return "zero", 0
-        return ("limited", smaller) if slope > 3 * steepness[smaller] else ("parabola", 0)
-
-    def slope(self, held_out, b):
-        kind, segment = self.kinds[b]
-        if kind == "zero":
-            return np.zeros(self.count)
-        if kind == "parabola":
-            return parabola(held_out, b)
-        return (3 if kind == "limited" else 1) * secant(held_out, segment)
-
-    def segment(self, h):
-        return int(np.clip(np.sum(self.held_out > h) - 1, 0, self.count - 2))
-
-    def weights(self, h, held_out=None):
-        held_out = self.held_out if held_out is None else held_out
-        b = self.segment(h)
-        t = (h - held_out[b]) / (held_out[b + 1] - held_out[b])
-        if t < 0 or t > 1:
-            end = b if t < 0 else b + 1
-            return unit(self.count, end) + (h - held_out[end]) * self.slope(held_out, end)
-        width = held_out[b + 1] - held_out[b]
-        return (
-            (1 + 2 * t) * (1 - t) ** 2 * unit(self.count, b)
-            + t**2 * (3 - 2 * t) * unit(self.count, b + 1)
-            + t * (1 - t) ** 2 * width * self.slope(held_out, b)
-            + t**2 * (t - 1) * width * self.slope(held_out, b + 1)
-        )
-
-    def derivative_by_h(self, h):
-        step = 1e-6 * (self.held_out[0] - self.held_out[-1])
-        return (self.weights(h + step) - self.weights(h - step)) / (2 * step)
-
-    def derivative_by_rungs(self, weights):
-        """[b, k] = d weights_k / dH_b, of a function of all H."""
-        step = 1e-6 * (self.held_out[0] - self.held_out[-1])
-        rows = []
-        for b in range(self.count):
-            move = step * unit(self.count, b)
-            rows.append((weights(self.held_out + move) - weights(self.held_out - move)) / 2 / step)
-        return np.array(rows)
-
-
-# ---- Documents
-
-
-def influence(losses, targets):
-    """Of every cluster on sum(losses) / sum(targets): its squares add up to the variance.
-    losses: [..., cluster]"""
-    share = targets / targets.sum()
-    ratio = losses.sum(-1, keepdims=True) / targets.sum()
-    correction = 1 - 2 * share + np.sum(share**2)
-    residual = (losses - ratio * targets) / targets.sum()
-    return np.where(correction > 0, residual / np.sqrt(np.maximum(correction, 1e-300)), 0.0)
-
-
-def document_freedom(targets):
-    share = targets / targets.sum()
-    return np.sum(share**1.5) ** 2 / np.sum(share**3) - 1
-
-
-def sum_of_variances(variances):
-    """Of (variance, degrees of freedom), by Satterthwaite."""
-    total = sum(v for v, _ in variances)
-    squares = sum(v**2 / f for v, f in variances)
-    return total, total**2 / squares if squares > 0 else 1.0
-
-
-# ---- A study
 
 
 def differ(epochs, others):
@@ -340,7 +114,7 @@ class Study:
         """Where the reference allows a comparison."""
         rungs = self.groups[: self.rungs]
         recall = []
-        lead = []
+        self.lead = []
         for group in rungs:
             per_target, other = [], []
             for d, tokens in enumerate(self.targets[TEST, "all"]):
@@ -350,15 +124,13 @@ class Study:
                 rest = group.losses[TEST, "other"][d].sum(-1).mean()
                 other.append(rest / (tokens.sum() - of_recall))
             recall.append(np.mean(per_target))
-            lead.append(np.mean(other) - np.mean(per_target))
+            self.lead.append(np.mean(other) - np.mean(per_target))
         doublings = [math.log2(b.tokens / a.tokens) for a, b in zip(rungs, rungs[1:])]
         # How much more the loss on recall targets falls than the loss on the other targets.
-        pairs = zip(recall, recall[1:], lead, lead[1:], doublings)
-        falls = [min(a - b, after - before) / min(1, n) for a, b, before, after, n in pairs]
+        pairs = zip(recall, recall[1:], self.lead, self.lead[1:], doublings)
+        self.falls = [min(a - b, after - before) / min(1, n) for a, b, before, after, n in pairs]
         loss = self.means(self.all)[: self.rungs]
         gap = [g.held_out.mean() - g.training_loss.mean() for g in rungs]
-        self.lead = lead
-        self.falls = falls
         self.lowest = np.minimum.accumulate(loss)
         self.rise = [loss[b + 1] - self.lowest[b + 1] for b in range(self.rungs - 1)]
         self.memorises = [not gap[b + 1] <= MEMORISING_GAP for b in range(self.rungs - 1)]
@@ -398,8 +170,9 @@ class Study:
         return ""
 
     def epochs_at(self, h):
-        """Of the reference where it ends with h. The curve of its held-out loss over log tokens
-        gives the tokens, up to a doubling past the rungs; log epochs are straight lines over them.
+        """Epochs of the reference where it ends with h. The curve of its held-out loss over log
+        tokens gives the tokens, up to a doubling past the rungs; log epochs are straight lines over
+        them.
         """
         rungs = self.groups[: self.rungs]
         logs = np.log([g.tokens for g in rungs])
@@ -430,7 +203,7 @@ class Study:
             mature = [self.falls[s] <= MATURITY_FALL for s in range(self.rungs - 1)]
             recalls = [self.lead[s + 1] >= RECALL_LEAD for s in range(self.rungs - 1)]
             used = [
-                s for s in self.curve.beside(b) if mature[s] and recalls[s] and not repeated[s]
+                s for s in self.curve.segments_at(b) if mature[s] and recalls[s] and not repeated[s]
             ]
             if not used:
                 return None
@@ -471,9 +244,8 @@ class Study:
         on_loss = unit(len(self.groups), index) - unit(len(self.groups), b)
         on_loss[: self.rungs] -= distance * weights
         on_held_out = -slope * (unit(len(self.groups), index) - unit(len(self.groups), b))
-        on_held_out[: self.rungs] -= (
-            distance * self.curve.derivative_by_rungs(slope_weights) @ of_rungs
-        )
+        moved = self.curve.derivative_by_rungs(slope_weights)
+        on_held_out[: self.rungs] -= distance * moved @ of_rungs
         steps = [abs(slope - secant(self.curve.held_out, s) @ of_rungs) for s in others]
         error = max(steps) / 2 if steps else abs(slope) / 2
         value = means[index] - means[b] - slope * distance
@@ -499,13 +271,12 @@ class Study:
 
     @functools.cache
     def contender_variance(self, measure, line):
-        """Of the residual of one run, with its degrees of freedom."""
+        """Variance of the residual of one run, with its degrees of freedom."""
         squares = 0.0
         freedom = 0
+        contrast = self.difference if line == CURVE else self.equal_tokens
         for index in self.pool(line):
-            made = self.difference if line == CURVE else self.equal_tokens
-            contrast = made(index, measure)
-            squares += np.sum(self.residuals(index, contrast, measure) ** 2)
+            squares += np.sum(self.residuals(index, contrast(index, measure), measure) ** 2)
             freedom += self.groups[index].seeds - 1
         key = measure.name
         if line == TANGENT and measure.text == TEST:
@@ -570,7 +341,7 @@ class Study:
         return variance, freedom, np.concatenate(influences), *sum_of_variances(held_out)
 
     def cluster_influence(self, index, weights, measure, text, d, deviations=False):
-        """Of the means of a group's runs, or of the runs' deviations from them."""
+        """Influence of every cluster on the means of a group's runs, or on deviations from them."""
         counted = text == measure.text and d in measure.domains
         outcome = weights[0] * counted / len(measure.domains)
         axis = weights[1] * (text == HELD_OUT) / len(self.domains[text])
@@ -586,8 +357,8 @@ class Study:
         return out
 
     def luck(self, index, weights, measure, line, text, d):
-        """What the runs' own noise on documents adds. It is part of the seeds' variance already, so
-        it is pooled over the same groups as that variance."""
+        """Variance that the runs' own noise on documents adds. It is part of the seeds' variance
+        already, so it is pooled over the same groups as that variance."""
         seeds = self.groups[index].seeds
         alike = [index] if seeds > 1 else range(self.rungs)
         alike = self.pool(line) if index >= self.rungs else alike
@@ -634,7 +405,7 @@ class Study:
         return (usable or inside or [None])[-1]
 
     def carries_verdict(self, model):
-        """Does Delta_end? It does not at a budget with a caveat, or without an interval."""
+        """Whether Delta_end does: not at a budget with a caveat, and not without an interval."""
         index = self.judged(model)
         if index is None or not self.groups[index].usable:
             return False
@@ -642,105 +413,3 @@ class Study:
 
     def with_tangent(self, model, measure):
         return [i for i in self.models[model] if self.groups[i].tangents[line_of(measure)]]
-
-
-def simultaneous_factor(estimates, draws=200_000, seed=1):
-    """Half-width with which all intervals hold together, over that of one interval alone."""
-    estimates = [e for e in estimates if not math.isnan(e.half_width())]
-    if len(estimates) < 2:
-        return 1.0
-    random = np.random.default_rng(seed)
-    freedom = {k: v for e in estimates for k, v in e.freedom.items()}
-    relative = {k: random.chisquare(v, draws) / v for k, v in freedom.items()}
-    normal = {s: random.standard_normal(draws) for e in estimates for s, _, _ in e.seeds}
-    # Seeds of a rung move its members as their residuals are correlated.
-    by_run = {
-        rung: random.standard_normal((draws, len(residuals)))
-        for rung, residuals in estimates[0].residuals.items()
-    }
-    rows = np.stack([e.influence for e in estimates])
-    rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-300)
-    values, vectors = np.linalg.eigh(rows @ rows.T)
-    root = vectors * np.sqrt(np.maximum(values, 0.0))
-    text = root @ random.standard_normal((len(estimates), draws))
-    of_text = estimates[0].document_freedom
-    relative_text = random.chisquare(of_text, draws) / of_text
-    largest = np.zeros(draws)
-    for a, e in enumerate(estimates):
-        error = math.sqrt(e.documents) * text[a]
-        for source, _, deviation in e.seeds:
-            residuals = e.residuals.get(source, np.zeros(1))
-            length = np.linalg.norm(residuals)
-            same = by_run[source] @ residuals / length if length > 0 else normal[source]
-            error = error + deviation * same
-        drawn = {k: v * relative[k] for k, v in e.by_estimator().items()}
-        half = reach(drawn, e.freedom, e.documents * relative_text, e.document_freedom)
-        largest = np.maximum(largest, np.abs(error) / half)
-    return max(1.0, float(np.quantile(largest, LEVEL)))
-
-
-# ---- Studies from records
-
-
-def comparable(runs):
-    """The same data, and the same version of the numerics of every operator."""
-    versions = {}
-    for run in runs:
-        for item in [("data", run["provenance"]["data"]), *run["provenance"]["numerics"].items()]:
-            versions.setdefault(item[0], set()).add(item[1])
-    return all(len(found) == 1 for found in versions.values())
-
-
-def read_group(model, tokens, runs, sets):
-    losses = {}
-    for text, names in sets.items():
-        clusters = [[r["end"]["sets"][s]["clusters"] for r in runs] for s in names]
-        for kind, key in (("all", "nll"), ("recall", "recall_nll"), ("bounded", "bounded_nll")):
-            if all(key in c for of_set in clusters for c in of_set):
-                losses[text, kind] = [np.array([c[key] for c in of_set]) for of_set in clusters]
-        pairs = zip(losses[text, "all"], losses[text, "recall"])
-        losses[text, "other"] = [everything - recall for everything, recall in pairs]
-    of_domains = [[r["end"]["sets"][s]["loss"] for r in runs] for s in sets[HELD_OUT]]
-    unique = runs[0]["provenance"].get("train_tokens")
-    return Group(
-        model=model,
-        tokens=tokens,
-        epochs=tokens / unique if unique else math.nan,
-        held_out=np.mean(of_domains, axis=0),
-        training_loss=np.array([r["evaluations"]["training_loss"][-1] for r in runs]),
-        losses=losses,
-    )
-
-
-def read_study(folder):
-    plan = json.loads((pathlib.Path(folder) / "plan.json").read_text())
-    setting = plan["settings"][0]
-    domains = {TEST: setting["out_of_domain"], HELD_OUT: setting["train"]}
-    split = {TEST: setting["test"], HELD_OUT: setting["held_out"]}
-    sets = {text: [f"{d}.{split[text]}" for d in names] for text, names in domains.items()}
-    records = read_records(folder)
-    runs = {}  # by model, tokens and key; a run can serve two purposes
-    for run in plan["runs"]:
-        if run["purpose"] == "study" and run["key"] in records:
-            budgets = runs.setdefault(run["model"], {})
-            budgets.setdefault(run["tokens"], {})[run["key"]] = records[run["key"]]
-    all_of = {m: [r for b in budgets.values() for r in b.values()] for m, budgets in runs.items()}
-    reference = all_of[plan["reference"]]
-    targets = {}
-    for text, names in sets.items():
-        for kind, key in (("all", "tokens"), ("recall", "recall_tokens")):
-            clusters = [reference[0]["end"]["sets"][s]["clusters"][key] for s in names]
-            targets[text, kind] = [np.array(numbers, float) for numbers in clusters]
-    groups = []
-    for model in sorted(runs, key=plan["models"].index):
-        if comparable(reference + all_of[model]):
-            for tokens, of_budget in sorted(runs[model].items()):
-                own = list(of_budget.values())
-                groups.append(read_group(model, tokens, own, sets))
-    groups.sort(key=lambda group: group.model != plan["reference"])
-    table = [
-        row
-        for row in plan.get("variances") or []
-        if row["seeds"] > 1 and (row["study"] != plan["name"] or row["model"] not in runs)
-    ]
-    return Study(domains, targets, groups, len(runs[plan["reference"]]), table)
