@@ -20,6 +20,7 @@ class Counts(unittest.TestCase):
         self.assertEqual(commas("bool f() { return ids.push_back(id), true; }"), 1)
         self.assertEqual(commas("void f() { g([&] { a += 1, b += 1; }); }"), 1)
         self.assertEqual(commas("void f() { x<T>(1), y<T, 2>(3); }"), 1)
+        self.assertEqual(commas("void f() { g(a), a += int{b} * 2; }"), 1)
 
     def test_other_commas_are_not(self):
         for code in (
@@ -46,6 +47,16 @@ class Counts(unittest.TestCase):
             "const std::map<int, int> a = b(), c = d();",
             "R *x, *y;",
             "if (c) { static constexpr int a[2] = {1, 2}, b = 3; }",
+            "int64_t a = 1,\n        b = 2;",
+            "const R a = g(1,\n              2),\n        b{3};",
+            "const int a = int{1} << 20,\n          b = int{2} * c;",
+            "const T<R> a = T<R>{1} * x[0], b = c;",
+            "struct stat a, b;",
+            "if (const int a = 1, b = 2; a < b) f();",
+            "switch (const int a = 1,\n        b = 2; a) {}",
+            "[[maybe_unused]] int a = 1, b = 2;",
+            "if (c) { g(); } [[maybe_unused]] int a, b;",
+            "decltype(c) a, b;",
         ):
             self.assertEqual(packed("void f() { " + code + " }"), 1, code)
         for code in (
@@ -53,8 +64,20 @@ class Counts(unittest.TestCase):
             "std::map<int, int> a;",
             "auto [a, b] = f();",
             "for (int i = 0, n = 3; i < n; ++i) f(i);",
+            "for (int i = 0,\n         n = 3; i < n; ++i) f(i);",
+            "for (int a = 1, b = 2; int c : d) f(c);",
             "using A = std::pair<int, int>;",
             "f(a, b);",
+            "int g(int a,\n      int b);",
+            "const int a = g(T{1} * 2,\n                3);",
+            "T a{1,\n    2};",
+            "const auto a = [&, b = 1](int c, int d) { return c; };",
+            "std::function<void(int,\n                   int)> a;",
+            "enum E { a,\n         b };",
+            "struct A : B, C { int a; };",
+            "struct A final : B<1, 2>, C<{3, 4}> {};",
+            "if (const auto [a, b] = g(1, 2); a < b) f();",
+            "if (c) { g(); } *a = T(1, 2);",
         ):
             self.assertEqual(packed("void f() { " + code + " }"), 0, code)
 

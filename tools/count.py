@@ -57,8 +57,8 @@ OPEN = {"(": ")", "[": "]", "{": "}", "<<<": ">>>"}  # <<<…>>>: the launch of 
 CLOSE = {closing: opening for opening, closing in OPEN.items()}
 # A statement that begins with one of these is not an expression.
 DECLARES = set(
-    """alignas auto bool case char class const constexpr consteval constinit default double enum
-    explicit extern float friend goto inline int int16_t int32_t int64_t int8_t long mutable
+    """alignas auto bool case char class const constexpr consteval constinit decltype default double
+    enum explicit extern float friend goto inline int int16_t int32_t int64_t int8_t long mutable
     namespace operator private protected public register short signed size_t static static_assert
     struct template thread_local typedef typename uint16_t uint32_t uint64_t uint8_t union unsigned
     using virtual void volatile __device__ __global__ __host__ __shared__ __constant__
@@ -66,9 +66,12 @@ DECLARES = set(
 )
 # A declaration that begins with one of these declares no variable.
 NO_VARIABLE = set(
-    """asm class enum friend goto namespace private protected public static_assert struct template
-    typedef union using""".split()
+    """asm friend goto namespace private protected public static_assert template typedef
+    using""".split()
 )
+CLASS_KEYS = {"class", "enum", "struct", "union"}
+# An expression continues past a } if one of these follows.
+PAST_BRACE = set(", . ) ; ( ] [ ? : + ->".split())
 CONTROL = {"if", "for", "while", "switch"}
 
 
@@ -101,12 +104,18 @@ def partners(tokens):
     return partner
 
 
+def is_attribute(tokens, i):
+    return tokens[i].text == tokens[i + 1].text == "["
+
+
 def body_of_control(tokens, partner, i, end):
-    """The first token of the statement of i, past `if (…)`, `for (…)`, `else`, `case x:`, …"""
+    """The first token of the statement of i, past `if (…)`, `else`, `case x:`, `[[…]]`, …"""
     while i < end:
         text = tokens[i].text
         if tokens[i].kind == "directive" or text in ("else", "do"):
             i += 1
+        elif is_attribute(tokens, i) and i in partner:
+            i = partner[i] + 1
         elif text in CONTROL:
             i += 1
             if tokens[i].text == "constexpr":
@@ -186,7 +195,7 @@ def statements(tokens, partner):
             if tokens[i].kind == "directive" or (tokens[i].kind == "mark2" and text in ";{(["):
                 break
             if text in CLOSE and tokens[i].kind == "mark2" and i in partner:
-                if text == "}" and not continues_past_brace(tokens, i):
+                if text == "}" and not continues_past_brace(tokens, partner, i):
                     break
                 i = partner[i]
             i -= 1
@@ -228,15 +237,24 @@ def comma_statements(tokens):
     return found
 
 
+def past_class_body(tokens, partner, first, last):
+    """The first token past the base classes and the body of a class, or `first` without a body."""
+    if tokens[first].text in CLASS_KEYS:
+        for i in range(first, last):
+            if tokens[i].text == "{" and i in partner:
+                return partner[i] + 1
+    return first
+
+
 def packed_declarations(tokens):
     """(first, last, commas) of every declaration of several variables."""
     partner, found = partners(tokens), []
     for first, last in statements(tokens, partner):
-        header = tokens[first - 1].text in "([" if first else False
-        if header or tokens[first].text in NO_VARIABLE:
+        if tokens[first].text in NO_VARIABLE:
             continue
         if is_declaration(tokens, partner, first, last):
-            commas = commas_between(tokens, partner, first, last, lambda token: True)
+            begin = past_class_body(tokens, partner, first, last)
+            commas = commas_between(tokens, partner, begin, last, lambda token: True)
             if commas:
                 found.append((first, last, commas))
     return found
@@ -252,22 +270,15 @@ def enclosing(tokens, partner, i):
     return -1
 
 
-def continues_past_brace(tokens, i):
-    """Whether the } at i belongs to an expression: of a lambda or a braced initialiser."""
-    after = tokens[i + 1]
-    return after.kind == "mark2" and after.text in (
-        ",",
-        ".",
-        ")",
-        ";",
-        "(",
-        "]",
-        "[",
-        "?",
-        ":",
-        "+",
-        "->",
-    )
+def continues_past_brace(tokens, partner, i):
+    """Whether the } at i belongs to an expression: of a lambda or a braced initialiser.
+
+    An initialiser touches the name of its type or variable. A space precedes the { of a block.
+    """
+    before, after = tokens[partner[i] - 1], tokens[i + 1]
+    if before.end == tokens[partner[i]].begin and (before.kind == "word" or before.text in ">]"):
+        return True
+    return after.text in PAST_BRACE and not is_attribute(tokens, i + 1)
 
 
 def split_literals(tokens):

@@ -20,11 +20,14 @@ std::vector<std::string> differences(const ConfigNode& before, const ConfigNode&
   for (const std::string& key : keys) {
     if (before.is_table(key) || now.is_table(key)) {
       std::ranges::move(differences(before.child(key), now.child(key)), std::back_inserter(found));
-    } else if (const std::string is = now.value(key), was = before.value(key); is != was) {
-      const auto shown = [](const std::string& value) { return value.empty() ? "absent" : value; };
-      found.push_back(
-          fmt::format("{} is {} instead of {}", path_of(now, key), shown(is), shown(was)));
+      continue;
     }
+    const std::string is = now.value(key);
+    const std::string was = before.value(key);
+    if (is == was) continue;
+    const auto shown = [](const std::string& value) { return value.empty() ? "absent" : value; };
+    found.push_back(
+        fmt::format("{} is {} instead of {}", path_of(now, key), shown(is), shown(was)));
   }
   return found;
 }

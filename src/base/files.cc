@@ -54,7 +54,8 @@ bool is_temporary_name(const std::string& name, const std::string& of) {
 
 // Whether `path` still names what the descriptor has open.
 bool is_at(const fs::path& path, int descriptor) {
-  struct stat opened, named;
+  struct stat opened;
+  struct stat named;
   if (::fstat(descriptor, &opened) || ::stat(path.c_str(), &named)) return false;
   return opened.st_dev == named.st_dev && opened.st_ino == named.st_ino;
 }

@@ -24,7 +24,8 @@ constexpr std::array<uint32_t, 4> philox(uint64_t key, uint64_t high, uint64_t l
   uint32_t k0 = uint32_t(key);
   uint32_t k1 = uint32_t(key >> 32);
   for (int round = 0; round < 10; ++round, k0 += 0x9E3779B9u, k1 += 0xBB67AE85u) {
-    const uint64_t a = uint64_t{0xD2511F53u} * x[0], b = uint64_t{0xCD9E8D57u} * x[2];
+    const uint64_t a = uint64_t{0xD2511F53u} * x[0];
+    const uint64_t b = uint64_t{0xCD9E8D57u} * x[2];
     x = {uint32_t(b >> 32) ^ x[1] ^ k0, uint32_t(b), uint32_t(a >> 32) ^ x[3] ^ k1, uint32_t(a)};
   }
   return x;

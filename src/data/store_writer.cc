@@ -224,7 +224,8 @@ class StoreWriter::Part {
     for_each_length(lengths_, [&](int32_t length) { idx.value(length); });
     int64_t offset = 0;
     for_each_length(lengths_, [&](int32_t length) {
-      idx.value(offset), offset += int64_t{length} * (narrow_ ? 2 : 4);
+      idx.value(offset);
+      offset += int64_t{length} * (narrow_ ? 2 : 4);
     });
     for (int64_t i = 0; i <= documents; ++i) idx.value(i);
     idx.close();

@@ -100,9 +100,11 @@ inline double worst_row_error(const Numbers& actual, const Numbers& expected, in
 inline ParallelFor pool(int threads) {
   return [threads](int64_t size, int64_t, const std::function<void(int64_t, int64_t)>& body) {
     std::vector<std::thread> workers;
-    for (int i = 0; i < threads; ++i)
-      if (const int64_t begin = i * size / threads, end = (i + 1) * size / threads; begin < end)
-        workers.emplace_back([&body, begin, end] { body(begin, end); });
+    for (int i = 0; i < threads; ++i) {
+      const int64_t begin = i * size / threads;
+      const int64_t end = (i + 1) * size / threads;
+      if (begin < end) workers.emplace_back([&body, begin, end] { body(begin, end); });
+    }
     for (std::thread& worker : workers) worker.join();
   };
 }
