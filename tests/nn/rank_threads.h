@@ -5,6 +5,7 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include <cstdlib>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -18,6 +19,8 @@ namespace assay::nn {
 class RankThreads {
  public:
   explicit RankThreads(int64_t size) : ranks_(size_t(size)) {
+    // torch's record of exchanges belongs to the process, and its groups do not lock it
+    ::setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/1);
     const int socket = ::socket(AF_INET, SOCK_STREAM, 0);
     sockaddr_in address{};
     address.sin_family = AF_INET;

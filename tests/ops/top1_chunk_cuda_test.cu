@@ -394,7 +394,7 @@ TEST(Top1ChunkCudaShapes, SaysWhatItDoesNotTake) {
   EXPECT_EQ(cuda::why_unsupported(p), nullptr);
   p.batch = 1;
   EXPECT_EQ(cuda::why_no_step(p), nullptr);
-  p.past = 49152 * 64;
+  p.past = 49153 * 64;
   EXPECT_STREQ(cuda::why_no_step(p),
                "keeps at most 192 KB of scores per query, and 64 KB on GPUs other than Hopper");
 }
