@@ -9,10 +9,15 @@
 // Everything else of a token is computed where its slice is. While one process computes a layer of
 // its slices, the next one computes the layer before (a wavefront).
 //
-// Each layer of each slice has a graph and a backward pass of its own, which the loops here start.
-// So the order of the exchanges is that of the loops, and autograd does not decide about it. A
-// tensor that goes from slice to slice is copied in the same way within a process and between
-// processes, so the number of processes changes no bit.
+// The state of full attention would be all keys and values. Its heads are divided instead, into as
+// many equal shares as there are slices: the process of slice s gets share s of the queries, keys
+// and values of all slices, attends, and sends the results back. [Jacobs et al. 2023, arXiv
+// 2309.14509: DeepSpeed-Ulysses] This needs a HeadwiseMixer whose heads can be divided so.
+//
+// Each stage of a layer has, for each slice, a graph and a backward pass of its own, which the
+// loops here start. So the order of the exchanges is that of the loops, and autograd does not
+// decide about it. A tensor that goes from slice to slice is copied in the same way within a
+// process and between processes, so the number of processes changes no bit.
 #include <ATen/core/Tensor.h>
 
 #include <functional>
@@ -44,15 +49,32 @@ class Neighbours {
   // In the other direction; `gradients` has the sizes of what is received.
   virtual void send_gradients(const std::vector<at::Tensor>& gradients) = 0;
   virtual void receive_gradients(const std::vector<at::Tensor>& gradients) = 0;
+  // blocks [slices here, all slices, …], of every process → the same shape, with block (s, u) of
+  // the processes' slices where (u, s) was.
+  virtual at::Tensor transposed(const at::Tensor& blocks) = 0;
   // Waits until the memory of everything that was sent can be used again.
   virtual void finish() = 0;
+};
+
+// A layer that computes a slice x [B, T / count, …] and returns one of the same shape.
+struct SlicedLayer {
+  // The state goes from slice to slice.
+  std::function<at::Tensor(const at::Tensor& x, State& state)> forward;
+  // Not null: `attention` divides its heads, and these two are called in place of `forward`, before
+  // attend_whole() and after it, with `attended` [B, T / count, H D].
+  HeadwiseMixer* attention = nullptr;
+  std::function<HeadwiseMixer::HeadInputs(const at::Tensor& x, State& state)> head_inputs = {};
+  std::function<at::Tensor(const at::Tensor& x, const at::Tensor& attended, const at::Tensor& gate,
+                           State& state)>
+      after_attention = {};
 };
 
 // The forward passes of layers over the slices of this process, then their backward passes.
 class SlicedPass {
  public:
   // `neighbours`: not used when this process has all slices. `recompute`: a layer keeps its inputs
-  // only, and is computed again before its backward pass.
+  // only, and is computed again before its backward pass. Attention with divided heads is not
+  // computed again: its queries, keys, values and results are kept.
   SlicedPass(ContextSlices slices, Neighbours* neighbours, bool recompute = false)
       : handed(size_t(slices.end - slices.begin)),
         handed_gradients(handed.size()),
@@ -60,11 +82,10 @@ class SlicedPass {
         neighbours_(neighbours),
         recompute_(recompute) {}
 
-  using LayerFunction = std::function<at::Tensor(const at::Tensor& x, State& state)>;
-  // x: one tensor per slice of this process, [B, T / count, …]. Returns those of the next layer.
-  std::vector<at::Tensor> forward(LayerFunction layer, const std::vector<at::Tensor>& x);
+  // x: one tensor per slice of this process. Returns those of the next layer.
+  std::vector<at::Tensor> forward(const SlicedLayer& layer, const std::vector<at::Tensor>& x);
   // The backward pass of the last layer that has not had one, from the gradients of its outputs to
-  // those of x. Calls done(i) after the pass of slice begin + i, when the gradients of parameters
+  // those of x. Calls done(i) after passes of slice begin + i, when the gradients of parameters
   // have been added to grad().
   std::vector<at::Tensor> backward(const std::vector<at::Tensor>& gradients,
                                    const std::function<void(size_t i)>& done);
@@ -75,28 +96,48 @@ class SlicedPass {
   std::vector<Handed> handed_gradients;
 
  private:
+  using List = std::vector<at::Tensor>;
+  using Function = std::function<List(const List& x, State& state)>;
   struct Tensors {
-    at::Tensor x;
+    List x;
     Handed handed;
     Handed state;
   };
-  struct Passage {  // of one layer over one slice
+  struct Passage {  // of one stage over one slice
     Tensors in;
     Tensors out;
     Choices choices;
   };
-  struct Layer {
-    LayerFunction function;
+  struct Stage {
+    Function function;
     std::vector<Passage> passages;
   };
+  // Queries, keys and values of a share of the heads, [B, T, n, D], and the output of attention.
+  struct Attended {
+    at::Tensor in;
+    at::Tensor out;
+  };
+  struct Layer {
+    std::vector<Stage> stages;       // one, or those before and after attention
+    std::vector<Attended> attended;  // by share of the heads
+    std::vector<int64_t> heads;      // in a share: of queries, keys, values
+  };
   bool last(size_t i) const { return slices_.begin + int64_t(i) + 1 == slices_.count; }
-  Tensors run(const LayerFunction& layer, size_t i, Passage& passage, bool again) const;
-  Handed gradients_of_state(const Layer& layer, size_t i) const;
+  Tensors run(const Function& function, size_t i, Passage& passage, bool again) const;
+  std::vector<List> forward(Layer& layer, Function function, const std::vector<List>& x);
+  std::vector<List> backward(Stage stage, const std::vector<List>& gradients,
+                             const std::function<void(size_t i)>& done);
+  std::vector<at::Tensor> attend(Layer& layer, HeadwiseMixer& attention,
+                                 const std::vector<List>& lists);
+  std::vector<List> attend_backward(const Layer& layer, const std::vector<at::Tensor>& gradients);
+  at::Tensor transposed(const std::vector<at::Tensor>& blocks) const;
+  Handed gradients_of_state(const Stage& stage, size_t i) const;
 
   ContextSlices slices_;
   Neighbours* neighbours_;
   bool recompute_;
   std::vector<Layer> layers_;
+  int64_t stages_ = 0;  // of all layers_
 };
 
 // Forward and backward of the loss of a batch whose sequences are cut. tokens: those of the slices

@@ -17,7 +17,9 @@ namespace assay::nn {
 namespace {
 
 // Bounds far above any model, so that sizes can be multiplied without overflow.
-constexpr int64_t kMostLayers = 10'000, kWidest = int64_t{1} << 20, kMostRows = int64_t{1} << 31;
+constexpr int64_t kMostLayers = 10'000;
+constexpr int64_t kWidest = int64_t{1} << 20;
+constexpr int64_t kMostRows = int64_t{1} << 31;
 
 void check(const ConfigNode& model, const ModelConfig& c) {
   const auto need = [&](bool good, const char* key, const std::string& expected) {
@@ -270,6 +272,7 @@ Layer::Layer(const ModelSpec& spec, int64_t index) {
   mixer_norm = register_module("mixer_norm", std::make_shared<Norm>(c.norm, c.d_model, c.norm_eps));
   const Place place(c.d_model, index, c.num_layers, first, c.channel_mixer == "none" ? 1 : 2);
   mixer = register_module("mixer", make_part(mixers(), spec, name(index), place));
+  attention = dynamic_cast<HeadwiseMixer*>(mixer.get());
   if (c.channel_mixer == "none") return;
   channel_norm =
       register_module("channel_norm", std::make_shared<Norm>(c.norm, c.d_model, c.norm_eps));
@@ -278,33 +281,47 @@ Layer::Layer(const ModelSpec& spec, int64_t index) {
                                                  {c.d_model, index, c.num_layers, index == 0}));
 }
 
-Residual Layer::forward(Residual x, State& state, at::ScalarType dtype) {
-  const bool one_token = x.x.size(1) == 1 && !x.x.requires_grad();
+at::Tensor Layer::output_of(Mixer& part, const Norm& norm, Residual& x, State& state,
+                            at::ScalarType dtype) const {
   // Rows at positions of their own lie along time where they have caches.
-  const auto turned = [&](const Mixer& part, const at::Tensor& h) {
+  const auto turned = [&](const at::Tensor& h) {
     return !part.caches().empty() && !state.context.rows.empty() ? h.transpose(0, 1) : h;
   };
-  const auto read = [&](Mixer& part, const at::Tensor& h) {
-    return turned(part, part.forward(turned(part, h), state));
-  };
-  const auto branch = [&](Mixer& part, const Norm& norm) {
-    if (post_norm) {
-      x = {x.sum(), {}};
-      return norm.forward(read(part, x.x.to(dtype)));
-    }
-    if (auto* projected = dynamic_cast<ProjectedMixer*>(&part); projected && one_token) {
-      const at::Tensor h = norm.forward_projected(x, projected->input_projection(), dtype);
-      return turned(part, projected->mix(turned(part, h), state));
-    }
-    return read(part, norm.forward(x).to(dtype));
-  };
-  const auto output_of = [&](Mixer& part, const Norm& norm) {
-    const at::Tensor y = branch(part, norm);
-    return residual_scale == 1 ? y : y * residual_scale;
-  };
-  x.y = output_of(*mixer, *mixer_norm);
-  if (channel_mixer) x.y = output_of(*channel_mixer, *channel_norm);
+  const auto read = [&](const at::Tensor& h) { return turned(part.forward(turned(h), state)); };
+  at::Tensor y;
+  auto* projected = dynamic_cast<ProjectedMixer*>(&part);
+  if (post_norm) {
+    x = {x.sum(), {}};
+    y = norm.forward(read(x.x.to(dtype)));
+  } else if (projected && x.x.size(1) == 1 && !x.x.requires_grad()) {
+    const at::Tensor h = norm.forward_projected(x, projected->input_projection(), dtype);
+    y = turned(projected->mix(turned(h), state));
+  } else {
+    y = read(norm.forward(x).to(dtype));
+  }
+  return residual_scale == 1 ? y : y * residual_scale;
+}
+
+Residual Layer::forward(Residual x, State& state, at::ScalarType dtype) {
+  x.y = output_of(*mixer, *mixer_norm, x, state, dtype);
+  if (channel_mixer) x.y = output_of(*channel_mixer, *channel_norm, x, state, dtype);
   return x;
+}
+
+HeadwiseMixer::HeadInputs Layer::head_inputs(const at::Tensor& x, State& state,
+                                             at::ScalarType dtype) {
+  const at::Tensor h = (post_norm ? x : mixer_norm->forward(x)).to(dtype);
+  const at::Tensor projected = attention->input_projection()(h);
+  return attention->head_inputs(projected, state.advance(x.size(1)), state);
+}
+
+at::Tensor Layer::after_attention(const at::Tensor& x, const at::Tensor& attended,
+                                  const at::Tensor& gate, State& state, at::ScalarType dtype) {
+  at::Tensor y = attention->output(attended, gate);
+  if (post_norm) y = mixer_norm->forward(y);
+  Residual sum{x, residual_scale == 1 ? y : y * residual_scale};
+  if (channel_mixer) sum.y = output_of(*channel_mixer, *channel_norm, sum, state, dtype);
+  return sum.sum();
 }
 
 at::Tensor Layer::forward(const at::Tensor& x, State& state, at::ScalarType dtype) {

@@ -97,13 +97,23 @@ struct Layer : torch::nn::Module {
   // x [B, T, d_model]; `dtype`: that of the input of the mixers.
   Residual forward(Residual x, State& state, at::ScalarType dtype);
   at::Tensor forward(const at::Tensor& x, State& state, at::ScalarType dtype);
+  // The parts of forward() before and after `attention`; attended [B, T, H D].
+  HeadwiseMixer::HeadInputs head_inputs(const at::Tensor& x, State& state, at::ScalarType dtype);
+  at::Tensor after_attention(const at::Tensor& x, const at::Tensor& attended,
+                             const at::Tensor& gate, State& state, at::ScalarType dtype);
   std::shared_ptr<Norm> mixer_norm;
   std::shared_ptr<Norm> channel_norm;
   // the last two null with channel_mixer = "none"
   std::shared_ptr<Mixer> mixer;
   std::shared_ptr<Mixer> channel_mixer;
+  HeadwiseMixer* attention;  // the mixer, if it is one
   bool post_norm;
   double residual_scale;
+
+ private:
+  // Returns what a mixer or channel mixer with its norm adds to x. x becomes its sum.
+  at::Tensor output_of(Mixer& part, const Norm& norm, Residual& x, State& state,
+                       at::ScalarType dtype) const;
 };
 
 struct LanguageModel : Module {

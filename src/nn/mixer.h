@@ -7,6 +7,7 @@
 // it for every entry.
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <memory>
 #include <string>
 #include <vector>
@@ -67,6 +68,27 @@ struct ProjectedMixer : Mixer {
   at::Tensor forward(const at::Tensor& x, State& state) final {
     return mix(input_projection()(x), state);
   }
+};
+
+// Attention whose heads need nothing of one another. So a process can attend with some heads over
+// the whole sequence, although it computes everything else for a slice of it (nn/context.h).
+struct HeadwiseMixer : ProjectedMixer {
+  using Heads = std::array<at::Tensor, 3>;  // q [B, T, H, D], k and v [B, T, Hk, D]
+  struct HeadInputs {
+    Heads heads;
+    at::Tensor gate;  // of output(); undefined without one
+  };
+  // Returns what attention reads of the projected x [B, T, N], whose first token is at `position`.
+  // The rows of a projected x [1, B, N] are at positions of their own.
+  virtual HeadInputs head_inputs(const at::Tensor& projected, int64_t position,
+                                 State& state) const = 0;
+  // Whether the results of `parts` equal parts of the heads, side by side, are those of all heads.
+  virtual bool divides_heads(int64_t parts) const = 0;
+  // Attention of a whole sequence with some of the heads, the first query head being `first`. It
+  // reads no parameters. → [B, T, heads, D]
+  virtual at::Tensor attend_whole(const Heads& heads, int64_t first) = 0;
+  // Output of the mixer [B, T, d_model] from that of attention [B, T, H D].
+  virtual at::Tensor output(const at::Tensor& y, const at::Tensor& gate) const = 0;
 };
 
 // Where a mixer stands in its model, for those whose starting values or parts depend on it; the

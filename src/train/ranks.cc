@@ -454,13 +454,19 @@ void Ranks::guarded(const std::function<void()>& work) const {
   }
 }
 
-Ranks::Wait Ranks::exchange(const at::Tensor& out, const at::Tensor& in) {
+Ranks::Wait Ranks::exchange(const at::Tensor& out, const at::Tensor& in, int64_t first,
+                            int64_t count) {
   c10::intrusive_ptr<c10d::Work> work;
   guarded([&] {
     at::Tensor to = out;
     at::Tensor from = in.view_as(out);
-    std::vector<int64_t> equal;
-    work = group_->backend->alltoall_base(to, from, equal, equal);
+    std::vector<int64_t> sent;  // rows, by rank; empty: equal parts
+    if (count < size()) {
+      sent.assign(size_t(size()), 0);
+      std::fill_n(sent.begin() + first, count, out.size(0) / count);
+    }
+    std::vector<int64_t> received = sent;
+    work = group_->backend->alltoall_base(to, from, received, sent);
   });
   return [this, work] { guarded([&] { work->wait(); }); };
 }

@@ -65,9 +65,13 @@ class Ranks {
   // in the same order.
   void open(c10::Device device);
   using Wait = std::function<void()>;
-  // Starts to send part r of `in`, of `size` equal parts, to rank r, and to receive one part from
-  // every rank into `out` [size, …]. After Wait, work on `out` comes after the exchange.
-  Wait exchange(const at::Tensor& out, const at::Tensor& in);
+  // Starts to send part i of `in`, of `count` equal parts, to rank first + i, and to receive one
+  // part from each of these ranks into `out` [count, …]. This rank is one of them, and the others
+  // exchange among `count` ranks, too. After Wait, work on `out` comes after the exchange.
+  Wait exchange(const at::Tensor& out, const at::Tensor& in, int64_t first, int64_t count);
+  Wait exchange(const at::Tensor& out, const at::Tensor& in) {
+    return exchange(out, in, 0, size());
+  }
   // Sends a contiguous tensor to one rank, which receives it into one of the same size. Two ranks
   // exchange their tensors in the order of these calls. After Wait, its memory can be used again.
   Wait send(const at::Tensor& tensor, int64_t rank);

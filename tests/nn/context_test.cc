@@ -42,14 +42,28 @@ void run_slices(Mixer& mixer, ContextSlices slices, Neighbours* neighbours, cons
     pass.handed_gradients[i][Context::kAuxiliaryLoss] =
         at::full({}, 1 / double(slices.count), at::kDouble);
   }
-  const auto layer = [&](const at::Tensor& h, State& state) { return mixer.forward(h, state); };
+  SlicedLayer layer{[&](const at::Tensor& h, State& state) { return mixer.forward(h, state); }};
+  if (auto* attention = dynamic_cast<HeadwiseMixer*>(&mixer);
+      attention && attention->divides_heads(slices.count)) {
+    layer.attention = attention;
+    layer.head_inputs = [=](const at::Tensor& h, State& state) {
+      const at::Tensor projected = attention->input_projection()(h);
+      return attention->head_inputs(projected, state.advance(h.size(1)), state);
+    };
+    layer.after_attention = [=](const at::Tensor&, const at::Tensor& attended,
+                                const at::Tensor& gate,
+                                State&) { return attention->output(attended, gate); };
+  }
   put(results.y, pass.forward(layer, here(x)));
   put(results.dx, pass.backward(here(c), [&](size_t i) {
-    for (at::Tensor& parameter : mixer.parameters()) {
-      const at::Tensor& gradient = parameter.grad();
-      results.gradients[size_t(slices.begin) + i].push_back(
-          gradient.defined() ? gradient.clone() : at::zeros_like(parameter));
-      parameter.mutable_grad().reset();
+    std::vector<at::Tensor>& sums = results.gradients[size_t(slices.begin) + i];
+    const auto parameters = mixer.parameters();
+    for (const at::Tensor& parameter : parameters)
+      if (sums.size() < parameters.size()) sums.push_back(at::zeros_like(parameter));
+    for (size_t p = 0; p < parameters.size(); ++p) {
+      at::Tensor& gradient = at::Tensor(parameters[p]).mutable_grad();
+      if (gradient.defined()) sums[p].add_(gradient);
+      gradient.reset();
     }
   }));
   if (neighbours) neighbours->finish();
@@ -132,24 +146,27 @@ TEST_P(ContextLaw, RanksGiveTheResultsOfOneProcess) {
 INSTANTIATE_TEST_SUITE_P(Registry, ContextLaw, testing::ValuesIn(mixer_examples()),
                          [](const auto& info) { return info.param.name; });
 
-// A whole model: embeddings with positions, values that layers hand on, a tied head, the loss.
-TEST(SlicedLoss, ModelHasTheLossAndGradientsOfWholeSequences) {
-  const auto model = random_model(R"(
-    [model]
-    vocab_size = 31
-    d_model = 32
-    num_layers = 4
-    pattern = ["attention", "rwkv7", "mamba2", "rwkv7"]
-    channel_mixer = "rwkv7_channel_mix"
-    positions = "learned"
-    max_positions = 24
-    embedding_norm = true
-    [model.mamba2]
-    state_size = 4
-    head_dim = 8
-    [model.rwkv7]
-    num_heads = 2
-  )");
+// The others hand their keys and values from slice to slice, or read parameters while they attend.
+TEST(HeadwiseMixer, HeadsOfFullAttentionAndTop1AreDivided) {
+  const auto divides = [](const std::string& name, const std::string& table) {
+    const auto mixer = mixers().at(name).make(ConfigNode::parse(table), Place(kModel));
+    const auto* attention = dynamic_cast<const HeadwiseMixer*>(mixer.get());
+    return attention && attention->divides_heads(4);
+  };
+  EXPECT_TRUE(divides("attention", ""));
+  EXPECT_TRUE(divides("attention", "num_heads = 8\nnum_kv_heads = 4\nposition = 'alibi'"));
+  EXPECT_TRUE(divides("top1_chunk", "selection = 'approx'"));
+  EXPECT_TRUE(divides("top1_element", ""));
+  EXPECT_FALSE(divides("attention", "num_heads = 8\nnum_kv_heads = 2"));
+  EXPECT_FALSE(divides("attention", "window = 16"));
+  EXPECT_FALSE(divides("attention", "sinks = true"));
+  EXPECT_FALSE(divides("top1_chunk", "num_heads = 6"));
+  EXPECT_FALSE(divides("mamba2", "head_dim = 8"));
+}
+
+// Whole models: embeddings with positions, values that layers hand on, a tied head, the loss.
+void expect_loss_and_gradients_of_whole_sequences(const std::string& config) {
+  const auto model = random_model(config);
   model->compute_dtype = at::kDouble;
   const at::Tensor tokens = random_tokens(3, 25, 31, "tokens");
   const auto parameters = model->parameters();
@@ -167,6 +184,48 @@ TEST(SlicedLoss, ModelHasTheLossAndGradientsOfWholeSequences) {
         at::Tensor(parameters[i]).mutable_grad().reset();
       }
     }
+}
+
+TEST(SlicedLoss, ModelHasTheLossAndGradientsOfWholeSequences) {
+  expect_loss_and_gradients_of_whole_sequences(R"(
+    [model]
+    vocab_size = 31
+    d_model = 32
+    num_layers = 4
+    pattern = ["attention", "rwkv7", "mamba2", "rwkv7"]
+    channel_mixer = "rwkv7_channel_mix"
+    positions = "learned"
+    max_positions = 24
+    embedding_norm = true
+    [model.mamba2]
+    state_size = 4
+    head_dim = 8
+    [model.rwkv7]
+    num_heads = 2
+  )");
+}
+
+TEST(SlicedLoss, DividedHeadsHaveTheLossAndGradientsOfWholeSequences) {
+  expect_loss_and_gradients_of_whole_sequences(R"(
+    [model]
+    vocab_size = 31
+    d_model = 48
+    num_layers = 3
+    pattern = ["attention", "top1_chunk", "mamba2"]
+    post_norm = ["attention"]
+    residual_scale = 0.7
+    [model.attention]
+    num_heads = 12
+    gate = "head"
+    qk_rmsnorm = "head"
+    [model.top1_chunk]
+    num_heads = 12
+    num_kv_heads = 6
+    chunk_size = 5
+    [model.mamba2]
+    state_size = 4
+    head_dim = 8
+  )");
 }
 
 }  // namespace

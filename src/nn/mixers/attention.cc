@@ -33,7 +33,7 @@
 namespace assay::nn {
 namespace {
 
-struct Attention final : ProjectedMixer {
+struct Attention final : HeadwiseMixer {
   struct Config {
     int64_t num_heads = 4;
     int64_t num_kv_heads = 0;
@@ -160,10 +160,18 @@ struct Attention final : ProjectedMixer {
   bool constant_keys() const { return config.constants != "none"; }
   bool constant_queries() const { return config.constants == "queries_and_keys"; }
 
-  // The projected x in its two parts: queries, keys and values, and the gate, if there is one.
-  std::vector<at::Tensor> without_gate(const at::Tensor& projected) const {
-    auto part = config.gate == "none" ? std::vector{projected} : ops::split(projected, columns);
-    if (q_norm) part[0] = normed(part[0]);
+  // The projected queries, keys and values, and the gate, which is undefined without one.
+  struct Parts {
+    at::Tensor qkv;
+    at::Tensor gate;
+  };
+  Parts parts_of(const at::Tensor& projected) const {
+    Parts part{projected, {}};
+    if (config.gate != "none") {
+      const auto both = ops::split(projected, columns);
+      part = {both[0], both[1]};
+    }
+    if (q_norm) part.qkv = normed(part.qkv);
     return part;
   }
   std::shared_ptr<Norm> head_norm(int64_t heads) const {
@@ -182,14 +190,13 @@ struct Attention final : ProjectedMixer {
     };
     return at::cat({norm_of(*q_norm, part[0]), norm_of(*k_norm, part[1]), part[2]}, -1);
   }
-  // Output of the mixer from the output y [..., H D] of attention: the gate, if any, and out_proj.
-  at::Tensor output(const at::Tensor& y, const std::vector<at::Tensor>& part) const {
-    if (config.gate == "none") return out_proj->forward(y);
-    const at::Tensor gate = part[1].sigmoid();
+  at::Tensor output(const at::Tensor& y, const at::Tensor& gate) const override {
+    if (!gate.defined()) return out_proj->forward(y);
+    const at::Tensor factor = gate.sigmoid();
     return out_proj->forward(
         config.gate == "element"
-            ? y * gate
-            : (y.unflatten(-1, {-1, config.head_dim}) * gate.unsqueeze(-1)).flatten(-2));
+            ? y * factor
+            : (y.unflatten(-1, {-1, config.head_dim}) * factor.unsqueeze(-1)).flatten(-2));
   }
 
   bool turns_whole_heads() const {
@@ -201,10 +208,9 @@ struct Attention final : ProjectedMixer {
                    -1);
   }
 
-  using Heads = std::array<at::Tensor, 3>;  // q, k, v [B, T, H or Hkv, D]
   // Queries, keys and values as attention takes them, from the projected x without the gate. Its
   // first token is at `position`; or [1, B, N] are rows at positions of their own.
-  Heads placed(const at::Tensor& projected, int64_t position, State& state) const {
+  Heads heads_of(const at::Tensor& projected, int64_t position, State& state) const {
     if (turns_whole_heads() && !constant_keys()) {
       const auto [cos, sin] = rotary.angles(projected, position, state);
       return ops::rotary_qkv_(projected, config.num_heads, config.num_kv_heads, cos, sin,
@@ -255,14 +261,28 @@ struct Attention final : ProjectedMixer {
   Projection input_projection() const override { return qkv->projection(); }
   at::Tensor mix(const at::Tensor& projected, State& state) override {
     const int64_t position = state.advance(projected.size(1));
-    const auto part = without_gate(projected);
     if (is_step(projected, state) && kernel_makes_queries(projected.options())) {
-      const at::Tensor y = attend_token(token(part[0].flatten(0, 1), position, state), state);
-      return output(y.view({projected.size(0), projected.size(1), -1}), part);
+      const Parts part = parts_of(projected);
+      const at::Tensor y = attend_token(token(part.qkv.flatten(0, 1), position, state), state);
+      return output(y.view({projected.size(0), projected.size(1), -1}), part.gate);
     }
     const auto body = [this](const Heads& heads, State& own) { return attend(heads, own); };
-    const Heads heads = placed(part[0], position, state);
-    return output(by_sequence(heads, state, body).flatten(2), part);
+    const HeadInputs in = head_inputs(projected, position, state);
+    return output(by_sequence(in.heads, state, body).flatten(2), in.gate);
+  }
+  HeadInputs head_inputs(const at::Tensor& projected, int64_t position,
+                         State& state) const override {
+    const Parts part = parts_of(projected);
+    return {heads_of(part.qkv, position, state), part.gate};
+  }
+  bool divides_heads(int64_t parts) const override {
+    return config.window < 0 && !config.sinks && config.num_kv_heads % parts == 0;
+  }
+  at::Tensor attend_whole(const Heads& heads, int64_t first) override {
+    const auto& [q, k, v] = heads;
+    const auto own_slopes =
+        slopes.defined() ? std::optional(slopes.narrow(0, first, q.size(2))) : std::nullopt;
+    return ops::window_attention(q, k, v, config.window, softmax_scale(), own_slopes);
   }
   bool can_be_captured(const at::TensorOptions& options) const override {
     return kernel_makes_queries(options);
@@ -333,7 +353,7 @@ struct Attention final : ProjectedMixer {
 
   at::Tensor attention_weights(const at::Tensor& x) const override {
     State none;
-    const auto [q, k, v] = placed(without_gate(qkv->forward(x))[0], 0, none);
+    const auto [q, k, v] = head_inputs(qkv->forward(x), 0, none).heads;
     return ops::window_attention_reference(q, k, values_of_positions(k), config.window,
                                            softmax_scale(), slopes_or_none(), sinks_or_none())
         .transpose(1, 2);

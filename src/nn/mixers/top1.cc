@@ -47,7 +47,7 @@ struct HeadsConfig {
 };
 
 // The projections of both mixers, and their past keys and values.
-struct Top1 : ProjectedMixer {
+struct Top1 : HeadwiseMixer {
   Top1(const char* name, HeadsConfig& c, int64_t d_model)
       : heads(expanded(name, c, d_model)), rotary(c.head_dim, c.rope_base) {
     const int64_t inner = c.num_heads * c.head_dim;
@@ -72,7 +72,6 @@ struct Top1 : ProjectedMixer {
     return c;
   }
 
-  using Heads = std::array<at::Tensor, 3>;  // q [B, T, H, D], k and v [B, T or S, Hk, D]
   // The first token is at the end of the past, which is put in front of k and v.
   Heads with_past(const Heads& heads, State& state) const {
     const auto& [q, k, v] = heads;
@@ -82,30 +81,38 @@ struct Top1 : ProjectedMixer {
 
   Projection input_projection() const override { return qkv->projection(); }
   at::Tensor mix(const at::Tensor& projected, State& state) override {
-    const Heads placed = place(projected, past_k.length(state), state);
-    if (state.rows.addresses.defined())
-      return out_proj->forward(decode(placed, state).unsqueeze(0));
+    const Heads placed = head_inputs(projected, past_k.length(state), state).heads;
+    if (state.rows.addresses.defined()) return output(decode(placed, state).unsqueeze(0), {});
     const auto body = [this](const Heads& of, State& own) { return read(with_past(of, own), own); };
-    return out_proj->forward(by_sequence(placed, state, body).flatten(2));
+    return output(by_sequence(placed, state, body).flatten(2), {});
+  }
+  bool divides_heads(int64_t parts) const override { return heads.num_kv_heads % parts == 0; }
+  at::Tensor attend_whole(const Heads& some, int64_t /*first*/) override {
+    State whole;
+    whole.context.last = true;
+    return read(some, whole);
+  }
+  at::Tensor output(const at::Tensor& y, const at::Tensor& /*gate*/) const override {
+    return out_proj->forward(y);
   }
   virtual at::Tensor read(const Heads& with_past, State& state) = 0;  // → [B, T, H, D]
   // read() for the new tokens [1, B, heads, D] of a step with State::Rows::addresses → [B, H D].
   // For a mixer that can be captured.
   virtual at::Tensor decode(const Heads&, State&) { fail<Error>("top1: no decode()"); }
-  // Queries, keys and values with norm, scale and rotation, from the projected x. Its first token
-  // is at `position`; or [1, B, N] are rows at positions of their own.
-  Heads place(const at::Tensor& projected, int64_t position, State& state) const {
+  // The heads have norm, scale and rotation.
+  HeadInputs head_inputs(const at::Tensor& projected, int64_t position,
+                         State& state) const override {
     const int64_t kv_heads = heads.num_kv_heads;
     if (heads.position == "rope") {
       const auto [cos, sin] = rotary.angles(projected, position, state);
-      return ops::rotary_qkv_(projected, heads.num_heads, kv_heads, cos, sin,
-                              heads.qk_norm ? std::optional(scale) : std::nullopt);
+      const auto norm_scale = heads.qk_norm ? std::optional(scale) : std::nullopt;
+      return {ops::rotary_qkv_(projected, heads.num_heads, kv_heads, cos, sin, norm_scale), {}};
     }
     const at::Tensor all = split_heads(projected, heads.num_heads + 2 * kv_heads);
     const auto parts = all.split_with_sizes({heads.num_heads, kv_heads, kv_heads}, 2);
-    if (!heads.qk_norm) return {parts[0], parts[1], parts[2]};
-    return {unit_length(parts[0]) * scale.to(all.scalar_type()).unsqueeze(-1),
-            unit_length(parts[1]), parts[2]};
+    if (!heads.qk_norm) return {{parts[0], parts[1], parts[2]}, {}};
+    const at::Tensor q = unit_length(parts[0]) * scale.to(all.scalar_type()).unsqueeze(-1);
+    return {{q, unit_length(parts[1]), parts[2]}, {}};
   }
 
   HeadsConfig heads;
@@ -129,7 +136,7 @@ struct Top1Element final : Top1 {
   // One-hot weights: 1 at the position that is read, 0 elsewhere
   at::Tensor attention_weights(const at::Tensor& x) const override {
     State none;
-    const auto [q, k, v] = place(qkv->forward(x), 0, none);
+    const auto [q, k, v] = head_inputs(qkv->forward(x), 0, none).heads;
     return std::get<0>(ops::top1_element_reference(q, k, values_of_positions(k), softmax_scale()))
         .transpose(1, 2);
   }
@@ -176,7 +183,7 @@ struct Top1Chunk final : Top1 {
 
   at::Tensor attention_weights(const at::Tensor& x) const override {
     State none;
-    const auto [q, k, v] = place(qkv->forward(x), 0, none);
+    const auto [q, k, v] = head_inputs(qkv->forward(x), 0, none).heads;
     const auto out = ops::top1_chunk_reference(q, k, values_of_positions(k), config.chunk_size,
                                                softmax_scale(), config.selection, config.top_k);
     return std::get<0>(out).transpose(1, 2);
