@@ -11,6 +11,7 @@ returns (y, ...).
 
 import contextlib
 import difflib
+import functools
 import hashlib
 import importlib
 import importlib.util
@@ -213,10 +214,31 @@ def from_tensors(names, tensors, is_tuple):
     return dict(zip(names, tensors))
 
 
+def _linear(part, x):
+    """The forward of nn.Linear. Under autocast it is that of the mixers in C++."""
+    weight, device = part.weight, x.device.type
+    if (
+        weight.dtype == torch.float32
+        and weight.requires_grad
+        and device in ("cpu", "cuda")
+        and x.dim() > 1
+        and torch.is_grad_enabled()
+        and torch.is_autocast_enabled(device)
+        and torch.get_autocast_dtype(device) == torch.bfloat16
+        and not torch.compiler.is_compiling()
+        and not torch._C._are_functorch_transforms_active()
+    ):
+        return torch.ops.assay_python.linear_of_master(x.bfloat16(), weight, part.bias)
+    return torch.nn.functional.linear(x, weight, part.bias)
+
+
 class Hosted:
     """A module in a model of the program."""
 
     def __init__(self, module, files=None):
+        for part in module.modules():
+            if type(part) is torch.nn.Linear and "forward" not in vars(part):
+                part.forward = functools.partial(_linear, part)
         self.module = module
         self.cls = type(module)
         self.keeps_state = keeps_state(self.cls)

@@ -1,8 +1,10 @@
 #include "nn/python_mixer.h"
 
+#include <torch/library.h>
 #include <torch/torch.h>
 
 #include "base/files.h"
+#include "ops/dense/linear/linear.h"
 
 namespace assay::nn {
 namespace {
@@ -129,6 +131,15 @@ class PythonMixer final : public Mixer {
   bool keeps_state_ = false;
   bool left_out_ = false;
 };
+
+// The products of modules with float32 parameters that compute in bfloat16: those of the mixers in
+// C++, instead of casts of weights and gradients.
+TORCH_LIBRARY_FRAGMENT(assay_python, m) {
+  m.def("linear_of_master(Tensor x, Tensor weight, Tensor? bias) -> Tensor",
+        [](const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
+          return ops::linear_of_master(x, weight, bias.value_or(at::Tensor()));
+        });
+}
 
 }  // namespace
 

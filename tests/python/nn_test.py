@@ -252,6 +252,57 @@ class TritonKernels(unittest.TestCase):
         self.assertEqual(measured[-1], "other")
 
 
+class TwoProducts(torch.nn.Module):
+    def __init__(self, d_model):
+        super().__init__()
+        self.up = torch.nn.Linear(d_model, 2 * d_model)
+        self.down = torch.nn.Linear(2 * d_model, d_model, bias=False)
+
+    def forward(self, x):
+        return self.down(self.up(x).tanh())
+
+
+class HostedProducts(unittest.TestCase):
+    def setUp(self):
+        self.module = TwoProducts(D_MODEL)
+        self.hosted = _mixers.Hosted(copy.deepcopy(self.module))
+        self.exact = copy.deepcopy(self.module).double()
+        self.x = random(2, TIME, D_MODEL)
+
+    def gradients(self, function):
+        hosted = self.hosted.module.parameters()
+        found = function(lambda x: self.hosted(x, [], [])[0], self.x.bfloat16(), list(hosted))
+        return zip(found, function(self.exact, self.x, list(self.exact.parameters())))
+
+    def test_gradients_of_weights_are_not_rounded_to_bfloat16(self):
+        def first(module, x, parameters):
+            return torch.autograd.grad(module(x).square().sum(), parameters)
+
+        for found, expected in self.gradients(first):
+            self.assertLess(error(found.double(), expected), 0.02)
+            self.assertFalse(torch.equal(found, found.bfloat16().float()))
+
+    def test_gradients_have_gradients(self):
+        def second(module, x, parameters):
+            slopes = torch.autograd.grad(module(x).square().sum(), parameters, create_graph=True)
+            return torch.autograd.grad(sum(slope.square().sum() for slope in slopes), parameters)
+
+        for found, expected in self.gradients(second):
+            self.assertLess(error(found.double(), expected), 0.05)
+
+    def test_other_forms_of_calls_are_those_of_torch(self):
+        self.assertNotIn("forward", vars(self.exact.up))
+        own = copy.deepcopy(self.module)
+        own.up.forward = kept = lambda x: torch.cat([x, x], -1)
+        _mixers.Hosted(own)
+        self.assertIs(own.up.forward, kept)
+        plain = self.module(self.x.float())
+        torch.testing.assert_close(self.hosted(self.x.float(), [], [])[0], plain)
+        with torch.autocast("cpu", torch.bfloat16):
+            slope = torch.func.grad(lambda x: self.hosted.module(x).sum())(self.x.bfloat16())
+        self.assertEqual(slope.shape, self.x.shape)
+
+
 class TorchCompile(unittest.TestCase):
     """Runs after Run: it starts threads of autograd, and a process with them has no copies."""
 

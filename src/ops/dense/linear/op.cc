@@ -142,7 +142,7 @@ struct MasterLinear : torch::autograd::Function<MasterLinear> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& master,
                             const OptionalTensor& bias) {
     const at::Tensor weight = master.to(x.scalar_type());
-    ctx->save_for_backward({x, weight});
+    ctx->save_for_backward({x, weight, master});
     ctx->saved_data["bias"] = bias.has_value();
     const auto narrow = bias ? OptionalTensor(bias->to(x.scalar_type())) : bias;
     if (serves_many_rows(x, weight)) return many_rows(x, weight, narrow);
@@ -155,6 +155,11 @@ struct MasterLinear : torch::autograd::Function<MasterLinear> {
     const at::Tensor& x = saved[0];
     const at::Tensor& weight = saved[1];
     at::Tensor dy = gradients[0].flatten(0, -2);
+    if (at::GradMode::is_enabled()) {  // create_graph: in operators of torch, differentiable
+      const at::Tensor dx = at::matmul(dy, saved[2].to(x.scalar_type())).view(x.sizes());
+      return {dx, at::matmul(dy.t(), x.flatten(0, -2)).to(at::kFloat),
+              ctx->saved_data["bias"].toBool() ? dy.sum(0, false, at::kFloat) : at::Tensor()};
+    }
     if (dy.is_cpu()) dy = dy.contiguous();
     return {ctx->needs_input_grad(0) ? product(dy, weight.t()).view(x.sizes()) : at::Tensor(),
             weight_gradient(dy, x.flatten(0, -2), at::kFloat),
