@@ -104,6 +104,7 @@ def losses(
     seed=0,
     tokens=0,
     epochs=None,
+    training_loss=None,
     held_out=None,
     out_of_domain=None,
     sequence_length=512,
@@ -118,7 +119,8 @@ def losses(
         store. None: the model reads the tokens of the store.
     store: an assay.data.Store, or its folder.
     output: the file to write, JSON Lines for `assay judge`.
-    name, seed, tokens, epochs: of the run: name of the model, seed, training tokens, epochs.
+    name, seed, tokens, epochs, training_loss: of the run: name of the model, seed, training tokens,
+        epochs, mean training loss of its last steps in nats per token.
     held_out, out_of_domain: lists of "DOMAIN.SPLIT". By default the split valid of every domain
         that has a train split, and the split test of every other domain.
     sequence_length: tokens of context at most. max_tokens: per set, 0 for all.
@@ -145,6 +147,7 @@ def losses(
         "seed": seed,
         "tokens": tokens,
         "epochs": epochs,
+        "training_loss": training_loss,
         "parameters": sum(p.numel() for p in parameters),
         "tokenizer": identity,
     }

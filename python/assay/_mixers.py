@@ -20,6 +20,7 @@ import linecache
 import math
 import os
 import pathlib
+import random
 import re
 import sys
 import traceback
@@ -433,14 +434,31 @@ def _count_flops(hosted, time, mode):
 _hosted = {}
 
 
+@contextlib.contextmanager
+def _seeded(seed):
+    """Random numbers of torch, Python and numpy start from this seed, and later go on as before."""
+    numpy = sys.modules.get("numpy")
+    before = random.getstate(), numpy and numpy.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        random.seed(seed)
+        if numpy:
+            numpy.random.seed(seed % 2**32)
+        try:
+            yield
+        finally:
+            random.setstate(before[0])
+            if numpy:
+                numpy.random.set_state(before[1])
+
+
 def _create(source, name, cls, fields, d_model, layer, num_layers):
     def make():
         module = construct(found, d_model, tomllib.loads(fields), layer, num_layers)
         return module.train()
 
     found = find_class(load(name, source if name.endswith(".py") else ""), cls, name)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(layer)  # of the buffers, whatever the seed of the run is
+    with _seeded(layer):  # the buffers, whatever the seed of the run is
         hosted = Hosted(make(), {name})
     hosted.make = make
     hosted.d_model = d_model
@@ -470,11 +488,20 @@ def _parameters(handle):
 def _initialise(handle, seed):
     """Gives all parameters the values that the module itself starts with, from this seed."""
     hosted = _hosted[handle]
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(seed)
-        start = dict(hosted.make().named_parameters())
+
+    def start():
+        with _seeded(seed):
+            return dict(hosted.make().named_parameters())
+
+    values, again = start(), start()
+    with torch.no_grad():
         for name, parameter in hosted.module.named_parameters():
-            parameter.copy_(start[name])
+            if not torch.equal(values[name].nan_to_num(), again[name].nan_to_num()):
+                raise PythonModuleError(
+                    f"{hosted.where}: the parameter '{name}' starts with other values each time. "
+                    "Draw them with torch, random or numpy.random, which the seed of a run starts"
+                )
+            parameter.copy_(values[name])
 
 
 def _check(handle, x):

@@ -194,8 +194,13 @@ void add_document(ForeignRun& run, const Json& line, const Json& defaults,
 }
 
 std::vector<ForeignRun> read_runs(const fs::path& file) {
+  if (fs::is_directory(file))
+    fail("{}: expected a file of losses, and this is a folder. Nothing was written.",
+         file.string());
   std::ifstream in(file);
-  if (!in) fail("{}: The file cannot be read. Nothing was written.", file.string());
+  if (!in)
+    fail("{}: The file {}. Nothing was written.", file.string(),
+         fs::exists(file) ? "cannot be read" : "does not exist");
   std::vector<ForeignRun> runs;
   Json defaults;
   std::string text;

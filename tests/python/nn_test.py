@@ -303,6 +303,43 @@ class HostedProducts(unittest.TestCase):
         self.assertEqual(slope.shape, self.x.shape)
 
 
+STARTS = """
+import random
+import secrets
+import numpy
+import torch
+
+class Starts(torch.nn.Module):
+    def __init__(self, d_model):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.tensor([DRAWN]))
+
+    def forward(self, x):
+        return self.scale * x
+"""
+
+
+class StartingValues(unittest.TestCase):
+    def start(self, drawn, seed):
+        source = STARTS.replace("DRAWN", drawn)
+        handle = _mixers._create(source, "starts.py", "Starts", "", 8, 0, 1)
+        try:
+            _mixers._initialise(handle, seed)
+            return _mixers._hosted[handle].module.scale.item()
+        finally:
+            _mixers._release(handle)
+
+    def test_all_common_generators_start_from_the_seed(self):
+        for drawn in "torch.rand(()).item()", "random.random()", "numpy.random.rand()":
+            with self.subTest(drawn):
+                self.assertEqual(self.start(drawn, 1), self.start(drawn, 1))
+                self.assertNotEqual(self.start(drawn, 1), self.start(drawn, 2))
+
+    def test_values_without_a_seed_are_refused(self):
+        with self.assertRaisesRegex(_mixers.PythonModuleError, "starts.py:12: .* 'scale' starts"):
+            self.start("float(secrets.randbelow(10**6))", 1)
+
+
 class TorchCompile(unittest.TestCase):
     """Runs after Run: it starts threads of autograd, and a process with them has no copies."""
 
