@@ -461,6 +461,7 @@ void Study::decide(const Entry& entry, EndResult& result) const {
   result.reason = result.not_judged;
   if (!by_tokens) return;
   result.judged_by = "equal_tokens";
+  result.note = result.not_judged;
   result.verdict = result.equal_tokens.verdict;
   result.reason = result.equal_tokens.reason;
 }

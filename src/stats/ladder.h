@@ -148,7 +148,7 @@ struct EndResult {
   Verdict verdict = Verdict::not_settled;
   std::string judged_by;   // "delta_end", "equal_tokens", or empty
   std::string reason;      // what would settle the comparison; empty when it is settled
-  std::string note;        // why a larger budget than that of the verdict carries none; or empty
+  std::string note;        // why a larger budget, or Δ_end, carries no verdict; or empty
   bool has_delta = false;  // false: no budget can be compared, and the numbers below are not set
   bool judged = false;     // delta carries a verdict; false with a caveat about its budget
   std::string not_judged;  // why it carries none; empty otherwise

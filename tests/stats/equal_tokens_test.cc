@@ -73,6 +73,8 @@ TEST(EqualTokens, AreComparedInsideAndOutsideTheLadder) {
     EXPECT_NEAR(x.equal_tokens.slope_error, 0, 1e-9);
     EXPECT_EQ(x.verdict, Verdict::degraded);
     EXPECT_EQ(x.judged_by, h < 3 ? "equal_tokens" : "delta_end");
+    EXPECT_EQ(x.note, h < 3 ? x.not_judged : "");
+    EXPECT_EQ(x.note.empty(), h > 3);
   }
 }
 
