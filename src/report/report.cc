@@ -38,8 +38,10 @@ std::string verdict_summary(const Setting& setting, const Study& study) {
   out += to_text(table);
   for (const std::string& caution : cautions(setting, study)) out += caution + "\n";
   if (!setting.ladder.problem.empty()) return out;
-  for (const Architecture& a : setting.architectures)
-    if (a.style != 0 && !a.end.reason.empty()) out += fmt::format("{}: {}\n", a.name, a.end.reason);
+  for (const Architecture& a : setting.architectures) {
+    const std::string& why = a.end.reason.empty() ? a.end.note : a.end.reason;
+    if (a.style != 0 && !why.empty()) out += fmt::format("{}: {}\n", a.name, why);
+  }
   return out;
 }
 
