@@ -530,6 +530,10 @@ def _needs_gpu(handle):
     return False
 
 
+def _where(handle):
+    return _hosted[handle].where
+
+
 def _flops(handle, time):
     return _hosted[handle].flops(time)
 
@@ -557,6 +561,7 @@ _SCHEMAS = {
     "forward(int handle, Tensor x, Tensor[] tensors, str[] names)"
     " -> (Tensor, Tensor[], str[])": _forward,
     "needs_gpu(int handle) -> bool": _needs_gpu,
+    "where(int handle) -> str": _where,
     "flops(int handle, int time) -> float": _flops,
     "digest(str name) -> str": _digest,
 }

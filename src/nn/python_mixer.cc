@@ -62,6 +62,7 @@ class PythonMixer final : public Mixer {
   }
 
   void check(const at::Tensor& x) const { call("check", {handle_, x}); }
+  std::string where() const { return call("where", {handle_}).at(0).toStringRef(); }
   void leave_out_if_it_needs_a_gpu() { left_out_ = call("needs_gpu", {handle_}).at(0).toBool(); }
 
   double mixing_flops(int64_t time) const override {
@@ -161,6 +162,11 @@ std::shared_ptr<Mixer> make_python_mixer(const PythonCode& code, const std::stri
 
 void check_python_mixer(const Mixer& mixer, const at::Tensor& x) {
   if (const auto* module = dynamic_cast<const PythonMixer*>(&mixer)) module->check(x);
+}
+
+std::string place_of_python_mixer(const Mixer& mixer) {
+  const auto* module = dynamic_cast<const PythonMixer*>(&mixer);
+  return module ? module->where() : "";
 }
 
 void leave_out_if_it_needs_a_gpu(Mixer& mixer) {

@@ -5,6 +5,7 @@
 //   assay_python::create(source, name, class, fields as TOML, d_model, layer, num_layers) → handle
 //   assay_python::check(handle, x)                           raises what `assay check` finds with x
 //   assay_python::needs_gpu(handle) → bool                   starts kernels of Triton
+//   assay_python::where(handle) → "FILE:LINE"                of its forward
 //   assay_python::forward(handle, x, tensors, names) → (y, tensors, names)      state by name
 #include <memory>
 #include <string>
@@ -34,6 +35,7 @@ std::shared_ptr<Mixer> make_python_mixer(const PythonCode& code, const std::stri
 // BadInput, as `assay check` says it, if the mixer is a module that cannot be trained with inputs
 // such as x: a wrong dtype, a change of x in place, a parameter without a gradient, and the like.
 void check_python_mixer(const Mixer& mixer, const at::Tensor& x);
+std::string place_of_python_mixer(const Mixer& mixer);  // "FILE:LINE" of its forward; or empty
 // From now on forward(x) of a module that needs a GPU returns x, so that the model runs on the CPU.
 void leave_out_if_it_needs_a_gpu(Mixer& mixer);
 

@@ -46,13 +46,13 @@ double change_before(int64_t cut, const at::Tensor& output) {
 }
 
 // Tells the author of a mixer where to look for the mistake.
-std::string how_to_find(const nn::ModelSpec& spec, const std::string& name) {
+std::string how_to_find(const nn::Mixer& part, const nn::ModelSpec& spec, const std::string& name) {
   if (nn::is_python(name)) {
     const ConfigNode model = ConfigNode::parse(spec.toml()).child("model");
     std::string file;
     model.read(Fields{{"python", &file, ""}}, model.keys());
-    return fmt::format("`assay check {}:{}` names the file and the line.", file,
-                       nn::python_class(name));
+    return fmt::format("Its forward is at {}; `assay check {}:{}` says more.",
+                       nn::place_of_python_mixer(part), file, nn::python_class(name));
   }
   return "The tests MixerForms check every mixer of the program.";
 }
@@ -81,7 +81,7 @@ void check_causality(nn::LanguageModel& model, int64_t sequence_length) {
       fail(
           "layer {}: {} returns NaN or infinite values for random inputs of variance 1, "
           "with the parameters that it starts with. Nothing was trained. {}",
-          layer, name, how_to_find(model.spec, name));
+          layer, name, how_to_find(part, model.spec, name));
     const double change = change_before(cut, output);
     if (change <= tolerance_of(x.scalar_type())) return;
     if (change_before(cut, at::stack({output[0], part.forward(x, fresh)[0]})) >= change / 10)
@@ -89,7 +89,7 @@ void check_causality(nn::LanguageModel& model, int64_t sequence_length) {
           "layer {}: {} returns other values when it reads the same sequence again. "
           "Does it draw random numbers (dropout), or keep something from call to call? "
           "Nothing was trained. {}",
-          layer, name, how_to_find(model.spec, name));
+          layer, name, how_to_find(part, model.spec, name));
     fail(
         "layer {}: {} reads later tokens. "
         "If the positions from {} on of a sequence of {} change, "
@@ -97,7 +97,7 @@ void check_causality(nn::LanguageModel& model, int64_t sequence_length) {
         "The held-out losses of such a model mean nothing, "
         "because it sees the tokens that it predicts. Nothing was trained. "
         "Let an output depend on its own and earlier positions only. {}",
-        layer, name, cut, time, change, how_to_find(model.spec, name));
+        layer, name, cut, time, change, how_to_find(part, model.spec, name));
   };
   std::map<std::string, int64_t> checked;  // layers of one mixer
   nn::Context context{.last = true};

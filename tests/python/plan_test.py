@@ -234,11 +234,11 @@ class Plan(unittest.TestCase):
                 self.assertRegex(reason, r"^my_mixer.py:\d+: ")
                 self.assertIn(PLACE_OF_PYTHON + reason, self.refused_plan(name))
 
-    def test_plan_with_a_module_that_reads_later_tokens_names_the_check(self):
+    def test_plan_with_a_module_that_reads_later_tokens_names_the_line(self):
         self.write("my_mixer.py", BROKEN)
         said = self.refused_plan("ReadsTheFuture")
         self.assertIn("python:ReadsTheFuture reads later tokens", said)
-        self.assertIn("`assay check my_mixer.py:ReadsTheFuture` names the file and the line", said)
+        self.assertRegex(said, r"at my_mixer.py:\d+; `assay check my_mixer.py:ReadsTheFuture` says")
 
     def test_plan_accepts_a_module_that_prints(self):
         self.write("my_mixer.py", BROKEN)
