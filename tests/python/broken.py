@@ -140,6 +140,11 @@ class DropsValues(GoodWithoutState):
         return nn.functional.dropout(self.proj(x), 0.5)
 
 
+class ScalesAtRandom(GoodWithoutState):
+    def forward(self, x):
+        return super().forward(x) * torch.rand(())
+
+
 class MixesTheBatch(GoodWithoutState):
     def forward(self, x):
         return self.proj(x) - x.mean(0, keepdim=True)

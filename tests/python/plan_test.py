@@ -240,6 +240,12 @@ class Plan(unittest.TestCase):
         self.assertIn("python:ReadsTheFuture reads later tokens", said)
         self.assertRegex(said, r"at my_mixer.py:\d+; `assay check my_mixer.py:ReadsTheFuture` says")
 
+    def test_plan_with_a_random_module_names_the_line(self):
+        self.write("my_mixer.py", BROKEN)
+        for name in "DropsValues", "ScalesAtRandom":
+            said = self.refused_plan(name)
+            self.assertRegex(said, f"python:{name} returns other values .* at my_mixer.py:\\d+; ")
+
     def test_plan_accepts_a_module_that_prints(self):
         self.write("my_mixer.py", BROKEN)
         self.write("plan.toml", PLAN.replace("Twin", "Prints"))
