@@ -51,7 +51,9 @@ struct MixerGolden : testing::TestWithParam<Block> {
 TEST_P(MixerGolden, OutputsStatesAndGradients) {
   for (const auto dtype : {at::kDouble, at::kFloat}) {
     SCOPED_TRACE(c10::toString(dtype));
-    const double tolerance = dtype == at::kDouble ? 1e-12 : 3e-5;
+    const double tolerance = dtype == at::kDouble ? 1e-12 : 1e-5;
+    // Sums over all tokens: float32 differs by processor (1.04e-5 for a bias with AVX-512)
+    const double of_parameters = dtype == at::kDouble ? 1e-12 : 3e-5;
     const at::Tensor x = golden.at("in." + input).to(dtype).requires_grad_();
     const auto mixer = make(dtype, x.size(2));
     State state;
@@ -71,7 +73,7 @@ TEST_P(MixerGolden, OutputsStatesAndGradients) {
       if (!golden.contains("grad.param." + theirs.front())) continue;
       EXPECT_LE(
           relative_error(mixer->named_parameters()[ours].grad(), stacked("grad.param.", theirs)),
-          tolerance)
+          of_parameters)
           << ours;
     }
   }

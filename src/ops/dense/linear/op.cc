@@ -156,8 +156,9 @@ struct MasterLinear : torch::autograd::Function<MasterLinear> {
     const at::Tensor& weight = saved[1];
     at::Tensor dy = gradients[0].flatten(0, -2);
     if (at::GradMode::is_enabled()) {  // create_graph: in operators of torch, differentiable
-      const at::Tensor dx = at::matmul(dy, saved[2].to(x.scalar_type())).view(x.sizes());
-      return {dx, at::matmul(dy.t(), x.flatten(0, -2)).to(at::kFloat),
+      const at::Tensor same_weight = saved[2].to(x.scalar_type());
+      return {at::matmul(dy, same_weight).view(x.sizes()),
+              at::matmul(dy.t(), x.flatten(0, -2)).to(at::kFloat),
               ctx->saved_data["bias"].toBool() ? dy.sum(0, false, at::kFloat) : at::Tensor()};
     }
     if (dy.is_cpu()) dy = dy.contiguous();

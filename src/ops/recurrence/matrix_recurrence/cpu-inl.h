@@ -16,7 +16,7 @@ namespace assay::ops::HWY_NAMESPACE {
 namespace {
 
 using cpu::kStateChunk;
-constexpr int64_t kWorkers = 64;  // tasks that run at once, each with its scratch
+constexpr int64_t kWorkers = 64;  // or fewer tasks run in parallel; each has its own scratch
 
 struct Tile {
   // columns [first, first + width) of one head's state

@@ -15,7 +15,7 @@ namespace assay::ops::HWY_NAMESPACE {
 namespace {  // other operators have tiles and scratch of their own
 using cpu::kChunk;
 constexpr double kLn2 = 0.693147180559945309;
-constexpr int64_t kWorkers = 64;  // tasks that run at once, each with its scratch
+constexpr int64_t kWorkers = 64;  // or fewer tasks run in parallel; each has its own scratch
 
 struct Tile {
   // index: within the group; channels [first, first + width)
