@@ -80,7 +80,7 @@ std::tuple<at::Tensor, at::Tensor> rwkv7(const at::Tensor& r, const at::Tensor& 
 constexpr const char* kKeySizes = "of 64, 96, 128 and 256";
 const bool registered_paths = register_matrix_recurrence("delta_rule", 2, 1, kKeySizes) &&
                               register_matrix_recurrence("gated_delta_rule", 2, 1, kKeySizes) &&
-                              register_matrix_recurrence("rwkv7", 2, 1, "of 64");
+                              register_matrix_recurrence("rwkv7", 2, 1, "of 64 and 128");
 TORCH_LIBRARY_FRAGMENT(assay, m) {
   register_operator(m,
                     "delta_rule(Tensor q, Tensor k, Tensor v, Tensor beta, float scale, "

@@ -153,8 +153,10 @@ Segments::Segments(const ChunkedForward& args) {
 }  // namespace chunks
 
 int64_t key_size(Rule rule, bool bonus, int64_t key_dim) {
+  if (bonus) return key_dim <= 64 ? 64 : 0;
+  if (rule == Rule::dplr) return key_dim <= 64 ? 64 : key_dim <= 128 ? 128 : 0;
   for (const int64_t size : {int64_t{64}, int64_t{96}, int64_t{128}, kLargestKey})
-    if (key_dim <= size) return size == 64 || !(bonus || rule == Rule::dplr) ? size : 0;
+    if (key_dim <= size) return size;
   return 0;
 }
 int64_t value_size(int64_t value_dim, bool decode, bool scalar) {

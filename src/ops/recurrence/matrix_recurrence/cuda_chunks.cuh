@@ -41,7 +41,7 @@ template <class F>
 void with_key_dim(int64_t K, F&& f) {
   with_constant<64, 96, 128, 256>(K, f);
 }
-// f(Case, Size) for every key_size(): pairs and bonuses have one key dimension. Rule::delta has
+// f(Case, Size) for every key_size(): pairs have two key dimensions, bonuses one. Rule::delta has
 // kernels of its own but for the pass.
 template <Rule kRule_, bool kBonus_>
 struct Case {
@@ -50,7 +50,8 @@ struct Case {
 };
 template <class F>
 void with_case(const ChunkedForward& args, F&& f) {
-  if (args.rule == Rule::dplr) f(Case<Rule::dplr, false>{}, Size<64>{});
+  if (args.rule == Rule::dplr)
+    with_constant<64, 128>(args.key_dim, [&](auto size) { f(Case<Rule::dplr, false>{}, size); });
   else if (args.u) f(Case<Rule::gla, true>{}, Size<64>{});
   else with_key_dim(args.key_dim, [&](auto size) { f(Case<Rule::gla, false>{}, size); });
 }

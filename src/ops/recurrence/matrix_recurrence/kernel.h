@@ -138,9 +138,10 @@ struct ChunkedBackward {
 namespace cuda {
 constexpr int kChunkSteps = 16;
 constexpr int kScalarChunkSteps = 64;
-// The kernels' key sizes are 64, 96, 128 and 256, with u or a pair of low rank 64: the least that
-// holds key_dim, or 0. Their value sizes are multiples of 16, and for whole sequences of 64 where
-// decays are scalar; of other rules blocks take 48 or 64 columns of more than 64 well.
+// The kernels' key sizes are 64, 96, 128 and 256, with a pair of low rank 64 and 128, with u 64:
+// the least that holds key_dim, or 0. Their value sizes are multiples of 16, and for whole
+// sequences of 64 where decays are scalar; of other rules blocks take 48 or 64 columns of more than
+// 64 well.
 constexpr int64_t kLargestKey = 256;
 int64_t key_size(Rule rule, bool bonus, int64_t key_dim);
 int64_t value_size(int64_t value_dim, bool decode, bool scalar);
