@@ -294,14 +294,16 @@ def window_attention(
     scale: float | None = None,
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
+    decay_sums: Tensor | None = None,
 ) -> Tensor:
     """Causal softmax attention over the last `window` positions, the own one included; -1: all.
 
         out_t = sum_j p_tj v_j,  p_t = softmax over t - window < j <= t of scale q_t.k_j
-                                       [- alibi_slopes (t - j)]
+                                       [- alibi_slopes (t - j)] [+ c_t - c_j]
 
     q [B, T, H, D]; k, v [B, S, Hk, D] with S >= T: the queries are the last T positions;
     alibi_slopes [H]; scale: 1 / sqrt(D) by default. With sinks [H], the softmax of a row of head h
-    has one more score, sinks[h], whose value is zero. Returns out [B, T, H, D].
+    has one more score, sinks[h], whose value is zero. decay_sums [B, S, H] is c, the sums of log
+    decays along time [Lin et al. 2025, eq. 4]. Returns out [B, T, H, D].
     """
     ...

@@ -77,6 +77,7 @@ def calls():
         ("window_attention", [*attention(), 7, 0.3], {}),
         ("window_attention", [*attention(), -1, 0.3], {"alibi_slopes": torch.rand(H)}),
         ("window_attention", [*attention(), 7, 0.3], {"sinks": torch.rand(H)}),
+        ("window_attention", [*attention(), 7, 0.3], {"decay_sums": -torch.rand(B, T, H)}),
         ("top1_element", [*attention(), 0.3], {}),
         ("top1_chunk", [*attention(), 8, 0.3], {}),
         ("top1_chunk", [*attention(), 8, 0.3], {"selection": "approx", "top_k": 2}),

@@ -19,12 +19,13 @@ struct Case {
   bool alibi = false;
   double scale = 10;  // for queries and keys of length 1
   int64_t margin = 0;
+  bool decays = false;
 };
 
 std::ostream& operator<<(std::ostream& out, const Case& c) {
   return out << "B" << c.batch << " T" << c.time << " of " << c.keys << " H" << c.heads << "/"
              << c.kv_heads << " D" << c.head_dim << " window " << c.window << " scale " << c.scale
-             << (c.alibi ? " ALiBi" : "") << " margin " << c.margin;
+             << (c.alibi ? " ALiBi" : "") << (c.decays ? " decays" : "") << " margin " << c.margin;
 }
 
 // Everything in float64; sequences [B, T, heads, D].
@@ -35,12 +36,14 @@ struct Model {
   Numbers v;
   Numbers dout;
   Numbers slopes;
+  Numbers decay_sums;  // [B, S, H]
   // logsumexp [B, H, T]
   Numbers logsumexp;
   Numbers out;
   Numbers dq;
   Numbers dk;
   Numbers dv;
+  Numbers ddecay_sums;
   // Weights are rounded to bfloat16: out is off by e ≤ 2^−8 Σ p ‖v‖, and dv by 2^−8 Σ p ‖dout‖.
   // dout · out with out in bfloat16 is off by ‖dout‖ (e + 2^−8 ‖out‖) ≤ 2^−7 ‖dout‖ Σ p ‖v‖ = f.
   // That moves dq by s f ‖Σ p k‖ and dk by s Σ p f ‖q‖: more than they are themselves where p has
@@ -49,12 +52,16 @@ struct Model {
   Numbers dq_slack;
   Numbers dk_slack;
   Numbers dv_slack;
+  Numbers ddecay_sums_slack;
 
   int64_t query(int64_t b, int64_t t, int64_t h) const {
     return ((b * c.time + t) * c.heads + h) * c.head_dim;
   }
   int64_t key(int64_t b, int64_t j, int64_t h) const {
     return ((b * c.keys + j) * c.kv_heads + h / (c.heads / c.kv_heads)) * c.head_dim;
+  }
+  int64_t sum_of(int64_t b, int64_t position, int64_t h) const {
+    return (b * c.keys + position) * c.heads + h;
   }
   double dot(const Numbers& x, int64_t i, const Numbers& y, int64_t j) const {
     return ops::dot(x, i, y, j, c.head_dim);
@@ -67,6 +74,7 @@ struct Model {
     out.assign(q.size(), 0), dq = out, dk.assign(k.size(), 0), dv = dk, logsumexp.assign(rows, 0);
     out_slack.assign(rows, 0), dq_slack = out_slack;
     dk_slack.assign(key_rows, 0), dv_slack = dk_slack;
+    ddecay_sums.assign(decay_sums.size(), 0), ddecay_sums_slack = ddecay_sums;
     for (int64_t row = 0; row < rows; ++row) run_query(row);
   }
   void run_query(int64_t row) {
@@ -86,6 +94,8 @@ struct Model {
     for (int64_t j = first; j <= position; ++j) {
       p[j - first] =
           c.scale * dot(q, i, k, key(b, j, h)) - (c.alibi ? slopes[h] * double(position - j) : 0);
+      if (c.decays)
+        p[j - first] += decay_sums[sum_of(b, position, h)] - decay_sums[sum_of(b, j, h)];
       top = std::max(top, p[j - first]);
     }
     for (double& x : p) sum += x = std::exp(x - top);
@@ -98,13 +108,23 @@ struct Model {
       lengths += weight * length(v, at);
     }
     for (int64_t d = 0; d < D; ++d) delta += out[i + d] * dout[i + d];
-    const double slack = 0x1p-7 * std::abs(c.scale) * length(dout, i) * lengths;
+    const double delta_slack = 0x1p-7 * length(dout, i) * lengths;
+    const double slack = std::abs(c.scale) * delta_slack;
     out_slack[i / D] = 0x1p-8 * lengths;
     dq_slack[i / D] = slack * std::sqrt(ops::dot(mean_key, 0, mean_key, 0, D));
     for (int64_t j = first; j <= position; ++j) {
       const int64_t at = key(b, j, h);
       const double weight = p[j - first];
-      const double ds = c.scale * weight * (dot(dout, i, v, at) - delta);
+      const double dscore = weight * (dot(dout, i, v, at) - delta);
+      const double ds = c.scale * dscore;
+      if (c.decays) {
+        const int64_t of_query = sum_of(b, position, h);
+        const int64_t of_key = sum_of(b, j, h);
+        ddecay_sums[of_query] += dscore;
+        ddecay_sums[of_key] -= dscore;
+        for (const int64_t place : {of_query, of_key})
+          ddecay_sums_slack[place] += weight * delta_slack + 0x1p-120;
+      }
       dk_slack[at / D] += (weight * slack + 0x1p-120) * length(q, i);
       dv_slack[at / D] += (0x1p-8 * weight + 0x1p-120) * length(dout, i);
       for (int64_t d = 0; d < D; ++d) {
@@ -127,6 +147,8 @@ struct Device {
   Sequence dv;
   Array logsumexp;
   Array slopes;
+  Array decay_sums;
+  Array ddecay_sums;
   Memory forward_scratch;
   Memory backward_scratch;
   static Sequence sequence(const Case& c, int64_t time, int64_t heads) {
@@ -143,17 +165,27 @@ struct Device {
         dv(sequence(c, c.keys, c.kv_heads)),
         logsumexp(DType::f32, c.batch * c.heads * c.time),
         slopes(DType::f32, c.heads),
+        decay_sums(DType::f32, c.batch * c.keys * c.heads),
+        ddecay_sums(DType::f32, c.batch * c.keys * c.heads),
         forward_scratch(cuda::workspace_bytes(forward(c))),
         backward_scratch(cuda::workspace_bytes(backward(c))) {}
   WindowAttentionForward forward(const Case& c) const {
-    WindowAttentionForward p{DType::bf16, c.batch,    c.time,   c.keys,     c.heads,
-                             c.kv_heads,  c.head_dim, c.window, c.scale,    q.view(),
-                             k.view(),    v.view(),   nullptr,  out.view(), logsumexp.data()};
+    WindowAttentionForward p{DType::bf16, c.batch,    c.time,     c.keys,
+                             c.heads,     c.kv_heads, c.head_dim, c.window,
+                             c.scale,     q.view(),   k.view(),   v.view(),
+                             nullptr,     nullptr,    out.view(), logsumexp.data()};
     if (c.alibi) p.alibi_slopes = slopes.data();
+    if (c.decays) p.decay_sums = decay_sums.data();
     return p;
   }
   WindowAttentionBackward backward(const Case& c) const {
-    return {forward(c), dout.view(), dq.view(), dk.view(), dv.view(), nullptr};
+    return {forward(c),
+            dout.view(),
+            dq.view(),
+            dk.view(),
+            dv.view(),
+            nullptr,
+            c.decays ? ddecay_sums.data() : nullptr};
   }
   void run(const Case& c) const {
     cuda::window_attention(forward(c), forward_scratch.data, nullptr);
@@ -163,7 +195,7 @@ struct Device {
   std::vector<std::vector<unsigned char>> bytes() const {
     std::vector<std::vector<unsigned char>> all;
     for (const Sequence* s :
-         std::initializer_list<const Sequence*>{&out, &dq, &dk, &dv, &logsumexp})
+         std::initializer_list<const Sequence*>{&out, &dq, &dk, &dv, &logsumexp, &ddecay_sums})
       all.push_back(s->memory.bytes());
     return all;
   }
@@ -185,6 +217,10 @@ void fill(Device& device, Model& model) {
   Numbers slopes(c.heads);
   for (int64_t h = 0; h < c.heads; ++h) slopes[h] = std::exp2(-8.0 * (h + 1) / c.heads);
   model.slopes = device.slopes.set(slopes);
+  Numbers sums = random.normal(c.batch * c.keys * c.heads);
+  for (size_t i = 0; i < sums.size(); ++i)
+    sums[i] = (int64_t(i) / c.heads % c.keys ? sums[i - c.heads] : 0) - 0.05 * sums[i] * sums[i];
+  model.decay_sums = device.decay_sums.set(sums);
 }
 
 class WindowAttentionCuda : public testing::TestWithParam<Case> {};
@@ -206,6 +242,10 @@ TEST_P(WindowAttentionCuda, EqualsFloat64AndItself) {
   EXPECT_LE(worst_beyond(device.dq.values(), model.dq, model.dq_slack), limit) << "dq";
   EXPECT_LE(worst_beyond(device.dk.values(), model.dk, model.dk_slack), limit) << "dk";
   EXPECT_LE(worst_beyond(device.dv.values(), model.dv, model.dv_slack), 4e-3) << "dv";
+  if (!c.decays) return;
+  EXPECT_LE(worst_beyond(device.ddecay_sums.values(), model.ddecay_sums, model.ddecay_sums_slack),
+            limit)
+      << "ddecay_sums";
 }
 
 std::vector<Case> cases() {
@@ -225,6 +265,11 @@ std::vector<Case> cases() {
     out.push_back({1, 500, 500, 2, 1, head_dim, 500, false, 100});   // sharp
     out.push_back({1, 500, 500, 2, 2, head_dim, 500, true, -3});     // a negative scale
     out.push_back({1, 300, 300, 2, 2, head_dim, 300, true, 0});
+    for (int64_t window : {5, 100, 401})
+      out.push_back({2, 401, 401, 6, 2, head_dim, window, false, 10, 0, true});
+    out.push_back({1, 401, 1100, 4, 1, head_dim, 1100, false, 10, 8, true});
+    out.push_back({1, 3, 700, 4, 2, head_dim, 20, false, 10, 0, true});
+    out.push_back({1, 1, 517, 4, 1, head_dim, 517, false, -3, 0, true});
   }
   out.push_back({1, 2500, 2500, 2, 1, 64, 1500});  // more parts than stages
   for (int64_t head_dim : {96, 128}) out.push_back({1, 65, 65, 2, 2, head_dim, 65});
@@ -270,6 +315,11 @@ TEST(WindowAttentionCudaShapes, UnsupportedCallsThrow) {
   p.dtype = DType::bf16;
   p.head_dim = 40;
   EXPECT_STREQ(cuda::why_unsupported(p), "takes a head_dim of 64, 96 or 128");
+  p.head_dim = 64;
+  const float number = 0;
+  p.alibi_slopes = &number;
+  p.decay_sums = &number;
+  EXPECT_STREQ(cuda::why_unsupported(p), "takes no slopes with decays");
 }
 
 }  // namespace

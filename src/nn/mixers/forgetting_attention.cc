@@ -3,11 +3,7 @@
 //   q, k, v, f = W x     c_t = Σ_{s ≤ t} ln σ(f_s + b)     o_i = Σ_{j ≤ i} p_ij v_j
 //   p_i = softmax_j(q_i·k_j / √D + c_i − c_j)     out = W_o o,  or W_o (o ⊙ σ(W_g x))
 // As flash-linear-attention has it: no positions; qk_norm is a root-mean-square norm per head with
-// a weight per channel. c_i does not change the softmax of row i, so this is plain attention with
-// more channels: −c_j √D in the keys, 1 in the queries. In bf16 it is the sum of three numbers.
-// The gradient of a gate sums dc_t over all later positions, where all but the nearest cancel. In
-// bf16 its rounding errors do not (relative error 0.85 after 300 positions), so training computes
-// the attention in float32.
+// a weight per channel.
 #include <torch/torch.h>
 
 #include <cmath>
@@ -47,10 +43,7 @@ struct ForgettingAttention final : ProjectedMixer {
     return c;
   }
 
-  ForgettingAttention(const Config& c, int64_t d_model)
-      : config(expanded(c, d_model)),
-        sharers(config.num_heads / config.num_kv_heads),
-        columns((3 * sharers + 7) / 8 * 8) {
+  ForgettingAttention(const Config& c, int64_t d_model) : config(expanded(c, d_model)) {
     const int64_t H = config.num_heads;
     const int64_t Hk = config.num_kv_heads;
     const int64_t D = config.head_dim;
@@ -65,64 +58,45 @@ struct ForgettingAttention final : ProjectedMixer {
     if (config.qk_norm) q_norm = norm("q_norm", H);
     if (config.qk_norm) k_norm = norm("k_norm", Hk);
     forget_bias = add_parameter("forget_bias", torch::zeros({H}));
-    // Which of the columns of its key head a query head reads.
-    own_columns = register_buffer(
-        "own_columns",
-        at::constant_pad_nd(at::eye(sharers).repeat({Hk, 3}), {0, columns - 3 * sharers}));
   }
 
   double scale() const { return 1 / std::sqrt(double(config.head_dim)); }
 
-  // q, v [B, T, ·, D + columns], k [B, T, Hk, D] and ln σ(f + b) [B, T, H]
+  // q [B, T, H, D]; k, v [B, T, Hk, D]; ln σ(f + b) [B, T, H]
   using Heads = std::array<at::Tensor, 4>;
   Heads heads_of(const std::vector<at::Tensor>& part) const {
     const auto heads = [&](const at::Tensor& x, const std::shared_ptr<Norm>& norm) {
       return (norm ? norm->forward(x) : x).unflatten(-1, {-1, config.head_dim});
     };
-    const at::Tensor q = heads(part[0], q_norm);
-    const at::Tensor k = heads(part[1], k_norm);
-    const at::Tensor of_q =
-        own_columns.to(q.scalar_type()).expand({q.size(0), q.size(1), config.num_heads, columns});
-    return {at::cat({q, of_q}, -1), k, at::constant_pad_nd(heads(part[2], nullptr), {0, columns}),
+    return {heads(part[0], q_norm), heads(part[1], k_norm), heads(part[2], nullptr),
             at::log_sigmoid(wide(part[3]) + forget_bias)};
   }
-  // k with its columns: x = −c √D as the sum of three numbers of the dtype of k.
-  at::Tensor with_sums(const at::Tensor& k, const at::Tensor& log_forget, State& state) const {
-    const at::Tensor sums = running_sum(log_forget.unsqueeze(-1), state, "c");
-    const at::Tensor x = sums.flatten(2).unflatten(2, {-1, sharers}) / -scale();
-    const at::Tensor high = x.to(k.scalar_type());
-    const at::Tensor rest = x.detach() - high.detach();
-    const at::Tensor middle = rest.to(k.scalar_type());
-    const at::Tensor low = (rest - middle).to(k.scalar_type());
-    return at::constant_pad_nd(at::cat({k, high, middle, low}, -1), {0, columns - 3 * sharers});
+  static at::Tensor decay_sums(const at::Tensor& log_forget, State& state) {
+    return running_sum(log_forget.unsqueeze(-1), state, "c").squeeze(-1);
   }
 
-  // [B, T, H, D + columns]; puts the past of the state before k and v, and what was read into the
-  // state.
+  // [B, T, H, D]; puts the past of the state before k, v and c, and what was read into the state.
   at::Tensor attend(const Heads& heads, State& state) const {
     const auto& [q, new_k, new_v, log_forget] = heads;
-    const bool trains = at::GradMode::is_enabled() && log_forget.requires_grad();
-    const auto precise = [&](const at::Tensor& x) { return trains ? wide(x) : x; };
-    const at::Tensor sums = with_sums(precise(new_k), log_forget, state);
-    const at::Tensor k = past_k.append(state, sums);
-    const at::Tensor v = past_v.append(state, precise(new_v));
-    return ops::window_attention(precise(q), k, v, -1, scale()).to(q.scalar_type());
+    const at::Tensor k = past_k.append(state, new_k);
+    const at::Tensor v = past_v.append(state, new_v);
+    const at::Tensor sums = past_sums.append(state, decay_sums(log_forget, state));
+    return ops::window_attention(q, k, v, -1, scale(), {}, {}, sums);
   }
   Projection input_projection() const override { return in_proj->projection(); }
   at::Tensor mix(const at::Tensor& projected, State& state) override {
     const auto part = ops::split(projected, parts);
     const auto body = [this](const Heads& heads, State& own) { return attend(heads, own); };
-    const at::Tensor y =
-        by_sequence(heads_of(part), state, body).narrow(-1, 0, config.head_dim).flatten(2);
+    const at::Tensor y = by_sequence(heads_of(part), state, body).flatten(2);
     return out_proj->forward(config.output_gate ? y * part[4].sigmoid() : y);
   }
 
   at::Tensor attention_weights(const at::Tensor& x) const override {
-    const auto [q, new_k, new_v, log_forget] = heads_of(ops::split(in_proj->forward(x), parts));
+    const auto [q, k, v, log_forget] = heads_of(ops::split(in_proj->forward(x), parts));
     State none;
-    const at::Tensor k = with_sums(new_k, log_forget, none);
-    const at::Tensor v = values_of_positions(k);
-    return ops::window_attention_reference(q, k, v, -1, scale()).transpose(1, 2);
+    return ops::window_attention_reference(q, k, values_of_positions(k), -1, scale(), {}, {},
+                                           decay_sums(log_forget, none))
+        .transpose(1, 2);
   }
 
   double mixing_flops(int64_t time) const override {
@@ -132,9 +106,7 @@ struct ForgettingAttention final : ProjectedMixer {
   Config config;
   const Cache past_k = add_cache("k");
   const Cache past_v = add_cache("v");
-  // query heads per key head; channels in addition to D
-  int64_t sharers;
-  int64_t columns;
+  const Cache past_sums = add_cache("sums");
   std::vector<int64_t> parts;
   std::shared_ptr<Linear> in_proj;
   std::shared_ptr<Linear> out_proj;
@@ -142,7 +114,6 @@ struct ForgettingAttention final : ProjectedMixer {
   std::shared_ptr<Norm> q_norm;
   std::shared_ptr<Norm> k_norm;
   at::Tensor forget_bias;
-  at::Tensor own_columns;
 };
 
 const RegisterMixer<ForgettingAttention> registered(

@@ -31,12 +31,13 @@ struct BackwardParams {
   View dq;
   View dk;
   View dv;
+  float* ddecay_sums;
 };
 
 // logsumexp and delta of each query, rows of a head padded. One quad of lanes per query.
 template <int D>
-__global__ void __launch_bounds__(256)
-    delta_kernel(AttentionGradients g, AttentionWorkspace m, int heads, int64_t time) {
+__global__ void __launch_bounds__(256) delta_kernel(AttentionGradients g, AttentionWorkspace m,
+                                                    int heads, int64_t time, int64_t keys) {
   const int64_t at = blockIdx.x * int64_t{64} + threadIdx.x / 4;
   const int64_t head = at / m.rows;
   const int64_t t = at % m.rows;
@@ -58,23 +59,11 @@ __global__ void __launch_bounds__(256)
   delta = quad_sum(delta);
   if (lane > 0) return;
   m.delta[at] = delta;
-  m.logsumexp[at] = t < time ? g.logsumexp[head * time + t] * kLog2e : INFINITY;
+  float logsumexp = t < time ? g.logsumexp[head * time + t] * kLog2e : INFINITY;
+  // scores of the backward pass are without c of the query
+  if (t < time && m.decay_sums) logsumexp -= m.decay_sums[head * m.key_rows + keys - time + t];
+  m.logsumexp[at] = logsumexp;
 }
-
-// A statistic, logsumexp or delta, of each query: of the lane's two rows or of its columns.
-struct OfRows {
-  float of[2];
-  __device__ float at(int, int e) const { return of[e / 2]; }
-};
-struct OfColumns {
-  float2 of[kPart / 8];
-  __device__ float at(int n, int e) const { return e % 2 ? of[n].y : of[n].x; }
-  __device__ void load(const float* stats) {
-#pragma unroll
-    for (int n = 0; n < kPart / 8; ++n)
-      of[n] = *reinterpret_cast<const float2*>(stats + n * 8 + threadIdx.x % 4 * 2);
-  }
-};
 
 // Scores become P.
 template <int N, class Stats>
@@ -100,9 +89,40 @@ __device__ void store_gradient(const View& to, const RowRange& mine, const float
   }
 }
 
+// Sums of dS over the columns of the lane's two rows, of one head: the gradient of decay_sums of a
+// query, and −1 times that of a key. Both are needed, because the errors of delta do not cancel in
+// the sums over positions that callers make of one alone. The kernel of queries runs first.
+struct RowSums {
+  float of[2] = {};
+  template <int N>
+  __device__ void add(const float (&ds)[N][4]) {
+#pragma unroll
+    for (int n = 0; n < N; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) of[i] += ds[n][2 * i] + ds[n][2 * i + 1];
+  }
+  // By all lanes; starts again from zero. `head` is that of the queries.
+  template <bool kKeys>
+  __device__ void store(const BackwardParams& args, const RowRange& mine, int head) {
+    const int past = args.shape.keys - args.shape.time;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float sum = quad_sum(of[i]);
+      of[i] = 0;
+      const int row = mine.row(i);
+      if (row >= mine.count || threadIdx.x % 4 > 0) continue;
+      const int position = mine.first + row + (kKeys ? 0 : past);
+      float& to =
+          args.ddecay_sums[(int64_t{mine.b} * args.shape.keys + position) * args.shape.heads +
+                           head];
+      to = kKeys ? (position < past ? 0 : to) - sum : sum;
+    }
+  }
+};
+
 // The sums of a warpgroup's rows, which are keys or queries. `all`: the parts that the block
 // streams, once for each head of a group.
-template <int D, bool kKeys, bool kValues, bool kAlibi, class Smem>
+template <int D, bool kKeys, bool kValues, Bias kBias, class Smem>
 __device__ void sum_parts(float (&sum)[D / 8][4], float (&values)[D / 8][4], const Smem& smem,
                           const BackwardParams& args, const RowRange& mine, const Band& band,
                           const Parts& all) {
@@ -112,15 +132,24 @@ __device__ void sum_parts(float (&sum)[D / 8][4], float (&values)[D / 8][4], con
   const Parts seen = band.parts<kPart>(begin, mine.group_count());
   PipelineState<Smem::kStages> ring;
   smem.own_ready().wait(0);
-  if (seen.count() == 0) return smem.skip(ring, heads * all.count());
+  RowSums of_rows;
+  auto store_rows = [&](int i) {
+    if constexpr (kBias == Bias::decays)
+      of_rows.template store<kKeys>(args, mine, kKeys ? mine.h * heads + i : mine.h);
+  };
+  if (seen.count() == 0) {
+    for (int i = 0; i < heads; ++i) store_rows(i);
+    return smem.skip(ring, heads * all.count());
+  }
   const OperandA<D, false> own(smem.own(0));
   const OperandA<D, false> own2(own, Smem::kRows * D);
   const uint64_t rows = WgmmaTile<D, 64>{smem.streamed(0, 0)}.rows();
   const uint64_t columns = WgmmaTile<D, 64>{smem.streamed(0, 0)}.columns();
   constexpr int kSecond = kPart * D * 2 >> 4;  // from one operand of a part to the other
   auto stage_at = [](int stage) { return uint32_t(stage * 2 * kSecond); };
-  std::conditional_t<kKeys, OfColumns, OfRows> logsumexp;
-  std::conditional_t<kKeys, OfColumns, OfRows> delta;
+  std::conditional_t<kKeys, OfColumns<kPart>, OfRows> logsumexp;
+  std::conditional_t<kKeys, OfColumns<kPart>, OfRows> delta;
+  std::conditional_t<kKeys, OfRows, OfColumns<kPart>> sums;
   if constexpr (!kKeys) {
     for (int i = 0; i < 2; ++i) {
       // A row past the last query reads what another one has and is not written.
@@ -129,7 +158,16 @@ __device__ void sum_parts(float (&sum)[D / 8][4], float (&values)[D / 8][4], con
       delta.of[i] = args.delta[at];
     }
   }
-  const float scale = kAlibi ? 1 : args.shape.scale;
+  const float scale = kBias == Bias::none ? args.shape.scale : 1;
+  // of the keys, in the head of the queries
+  const int64_t first_head = int64_t{mine.b} * args.shape.heads + (kKeys ? mine.h * heads : mine.h);
+  auto load_sums = [&](int part, int head) {
+    if constexpr (kBias != Bias::decays) return;
+    const float* from = args.shape.decay_sums + (first_head + head) * args.shape.key_rows;
+    if constexpr (kKeys)
+      for (int i = 0; i < 2; ++i) sums.of[i] = from[min(row + i * 8, args.shape.keys - 1)];
+    else sums.load(from + part * kPart);
+  };
   float s[kPart / 8][4];
   float dp[kPart / 8][4];
   uint32_t weights[kPart / 16][4];
@@ -138,6 +176,7 @@ __device__ void sum_parts(float (&sum)[D / 8][4], float (&values)[D / 8][4], con
   int part = seen.begin;
   int head = 0;
   smem.skip(ring, seen.begin - all.begin);
+  load_sums(part, 0);
   // dS Y₁ of a part is made with dP of the next one, or, where registers are few, in its own.
   constexpr bool kSamePart = kValues && D > 64;
   auto turn = [&](auto first) {
@@ -154,7 +193,8 @@ __device__ void sum_parts(float (&sum)[D / 8][4], float (&values)[D / 8][4], con
     if constexpr (kKeys && !kSamePart) logsumexp.load(smem.stats(ring.stage, 0));
     wgmma_wait_group<1>(s);
     if constexpr (kSamePart) logsumexp.load(smem.stats(ring.stage, 0));
-    if constexpr (kAlibi) {
+    if constexpr (kBias == Bias::decays) subtract_sums(s, args.shape.scale, sums);
+    if constexpr (kBias == Bias::alibi) {
       const Alibi alibi =
           Alibi::of<kKeys>(args.shape, kKeys ? mine.h * heads + head : mine.h, row, part * kPart);
       each_element(
@@ -179,6 +219,7 @@ __device__ void sum_parts(float (&sum)[D / 8][4], float (&values)[D / 8][4], con
     if constexpr (kPending) smem.release(before);
     differentiate(s, dp, delta);
     if (!kKeys && cut) hide();
+    if constexpr (kBias == Bias::decays) of_rows.add(s);
     pack_operand(weights, s);
     if constexpr (kSamePart) {
       wgmma_fence();
@@ -189,10 +230,15 @@ __device__ void sum_parts(float (&sum)[D / 8][4], float (&values)[D / 8][4], con
     }
     before = ring.stage;
     ring.advance();
-    if (++part == seen.end && ++head < heads) {
-      part = seen.begin;
-      smem.skip(ring, all.end - seen.end + seen.begin - all.begin);
+    if (++part == seen.end) {
+      store_rows(head);
+      if (++head < heads) {
+        part = seen.begin;
+        smem.skip(ring, all.end - seen.end + seen.begin - all.begin);
+        if (kKeys) load_sums(part, head);
+      }
     }
+    if (!kKeys && part < seen.end) load_sums(part, 0);
   };
   if constexpr (!kSamePart) turn(std::true_type{});
   for (int i = kSamePart ? 0 : 1; i < heads * seen.count(); ++i) turn(std::false_type{});
@@ -206,7 +252,7 @@ __device__ void sum_parts(float (&sum)[D / 8][4], float (&values)[D / 8][4], con
   smem.skip(ring, all.end - seen.end);
 }
 
-template <int D, bool kAlibi>
+template <int D, Bias kBias>
 __global__ void __launch_bounds__(kGroups<D, false> * 128 + 128, 1)
     query_kernel(const __grid_constant__ BackwardParams args) {
   using Smem = StreamSmem<D, kPart, kGroups<D, false>, 2, 2>;
@@ -233,12 +279,12 @@ __global__ void __launch_bounds__(kGroups<D, false> * 128 + 128, 1)
     smem.consumer_registers();
     float sum[D / 8][4] = {};
     float values[D / 8][4];
-    sum_parts<D, false, false, kAlibi>(sum, values, smem, args, mine, band, parts);
+    sum_parts<D, false, false, kBias>(sum, values, smem, args, mine, band, parts);
     store_gradient<D>(args.dq, mine, sum, args.shape.query_scale);
   }
 }
 
-template <int D, bool kValues, bool kAlibi>
+template <int D, bool kValues, Bias kBias>
 __global__ void __launch_bounds__(kGroups<D, kValues> * 128 + 128, 1)
     key_kernel(const __grid_constant__ BackwardParams args) {
   using Smem = StreamSmem<D, kPart, kGroups<D, kValues>, 2, 2, true>;
@@ -269,23 +315,23 @@ __global__ void __launch_bounds__(kGroups<D, kValues> * 128 + 128, 1)
     smem.consumer_registers();
     float sum[D / 8][4] = {};
     float values[D / 8][4] = {};
-    sum_parts<D, true, kValues, kAlibi>(sum, values, smem, args, mine, band, parts);
+    sum_parts<D, true, kValues, kBias>(sum, values, smem, args, mine, band, parts);
     store_gradient<D>(args.dk, mine, sum, fabsf(args.shape.query_scale));
     if constexpr (kValues) store_gradient<D>(args.dv, mine, values, 1);
   }
 }
 
-template <int D, bool kAlibi>
+template <int D, Bias kBias>
 void query_gradients(const BackwardParams& args, int64_t batch, Stream stream) {
   using Smem = StreamSmem<D, kPart, kGroups<D, false>, 2, 2>;
-  launch_kernel(query_kernel<D, kAlibi>,
+  launch_kernel(query_kernel<D, kBias>,
                 unsigned(ceil_div(args.shape.time, Smem::kRows) * batch * args.shape.heads),
                 Smem::kThreads, Smem::kBytes, stream, args);
 }
-template <int D, bool kValues, bool kAlibi>
+template <int D, bool kValues, Bias kBias>
 void key_gradients(const BackwardParams& args, int64_t batch, Stream stream) {
   using Smem = StreamSmem<D, kPart, kGroups<D, kValues>, 2, 2, true>;
-  launch_kernel(key_kernel<D, kValues, kAlibi>,
+  launch_kernel(key_kernel<D, kValues, kBias>,
                 unsigned(ceil_div(args.shape.keys, Smem::kRows) * batch * args.shape.kv_heads),
                 Smem::kThreads, Smem::kBytes, stream, args);
 }
@@ -302,24 +348,23 @@ void attention_backward(const Attention& a, const AttentionGradients& g,
       rows_map(a.k, a.batch, a.keys, a.kv_heads, a.head_dim),
       rows_map(a.v, a.batch, a.keys, a.kv_heads, a.head_dim),
       rows_map(g.dout, a.batch, a.time, a.heads, a.head_dim),
-      Shape(a),
+      Shape(a, m),
       m.logsumexp,
       m.delta,
       m.rows,
       g.dq,
       g.dk,
-      g.dv};
+      g.dv,
+      g.ddecay_sums};
+  prepare_sums(a, m, stream);
   with_head_dim(a.head_dim, [&](auto d) {
     launch_kernel(delta_kernel<d()>, unsigned(a.batch * a.heads * m.rows / 64), 256, 0, stream, g,
-                  m, int(a.heads), a.time);
-    if (a.slopes) {
-      query_gradients<d(), true>(args, a.batch, stream);
-      key_gradients<d(), true, true>(args, a.batch, stream);
-    } else {
-      query_gradients<d(), false>(args, a.batch, stream);
-      if (g.dv) key_gradients<d(), true, false>(args, a.batch, stream);
-      else key_gradients<d(), false, false>(args, a.batch, stream);
-    }
+                  m, int(a.heads), a.time, a.keys);
+    with_bias(a, [&](auto bias) {
+      query_gradients<d(), bias()>(args, a.batch, stream);
+      if (g.dv || bias() != Bias::none) key_gradients<d(), true, bias()>(args, a.batch, stream);
+      else key_gradients<d(), false, Bias::none>(args, a.batch, stream);
+    });
   });
 }
 

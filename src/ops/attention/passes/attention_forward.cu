@@ -122,7 +122,11 @@ __device__ void write(const ForwardParams& args, const RowRange& mine, const Bes
     const bool written = row < mine.count;
     const float total = kValues ? best.total(i) : 1;
     const float share = 1 / total;
-    const float logsumexp = kValues ? best.base[i] + __log2f(total) : best.top[i];
+    float logsumexp = kValues ? best.base[i] + __log2f(total) : best.top[i];
+    if (written && args.shape.decay_sums)
+      logsumexp +=
+          args.shape
+              .decay_sums[mine.head * args.shape.key_rows + args.shape.keys - args.shape.time + t];
     const int64_t at = mine.head * args.shape.time + t;
     if (kValues && written && lane == 0 && args.to.logsumexp)
       args.to.logsumexp[at] = logsumexp * kLn2;
@@ -146,14 +150,14 @@ __device__ void write(const ForwardParams& args, const RowRange& mine, const Bes
 
 // Without the position: exponentials of a part while the values of the part before are added.
 // `all`: the parts that the block streams, of which the warpgroup reads some.
-template <int D, int kPart, bool kAlibi, bool kRegisters, class Smem>
+template <int D, int kPart, Bias kBias, bool kRegisters, class Smem>
 __device__ void average_values(const Smem& smem, const ForwardParams& args, const RowRange& mine,
                                const Parts& all) {
   const Band band = Band::of_queries(args.shape);
   const int begin = mine.first + mine.group_row();
   const int row = mine.first + mine.row(0);
   const Parts seen = band.parts<kPart>(begin, mine.group_count());
-  const float scale = kAlibi ? 1 : args.shape.scale;
+  const float scale = kBias == Bias::none ? args.shape.scale : 1;
   PipelineState<Smem::kStages> ahead;
   smem.own_ready().wait(0);
   if (seen.count() == 0) return smem.skip(ahead, all.count());
@@ -177,8 +181,12 @@ __device__ void average_values(const Smem& smem, const ForwardParams& args, cons
       accumulate<D, kPart>(sum, weights, advance_descriptor(values, stage_at(before)));
       wgmma_commit_group();
     }
+    OfColumns<kPart> sums;
+    if constexpr (kBias == Bias::decays)
+      sums.load(args.shape.decay_sums + mine.head * args.shape.key_rows + i * kPart);
     wgmma_wait_group<kPending>(s);
-    if constexpr (kAlibi) {
+    if constexpr (kBias == Bias::decays) subtract_sums(s, args.shape.scale, sums);
+    if constexpr (kBias == Bias::alibi) {
       const Alibi alibi = Alibi::of<false>(args.shape, mine.h, row, i * kPart);
       each_element(
           s, [&](float& x, int n, int e) { x = fmaf(x, args.shape.scale, alibi.term(n, e)); });
@@ -295,7 +303,7 @@ __device__ void choose(const Smem& smem, const ForwardParams& args, const RowRan
   write<D, kValues>(args, mine, best, sum);
 }
 
-template <int D, int kPart, int kGroups, bool kIndex, bool kValues, bool kAlibi>
+template <int D, int kPart, int kGroups, bool kIndex, bool kValues, Bias kBias>
 __global__ void __launch_bounds__(kGroups * 128 + 128, 1)
     forward_kernel(const __grid_constant__ ForwardParams args) {
   using Smem = StreamSmem<D, kPart, kGroups, 1, kValues ? 2 : 1>;
@@ -320,26 +328,37 @@ __global__ void __launch_bounds__(kGroups * 128 + 128, 1)
     smem.consumer_registers();
     constexpr bool kRegisters = D > 64 && kValues;
     if constexpr (kIndex) choose<D, kPart, kValues, kRegisters>(smem, args, mine, parts);
-    else average_values<D, kPart, kAlibi, kRegisters>(smem, args, mine, parts);
+    else average_values<D, kPart, kBias, kRegisters>(smem, args, mine, parts);
   }
 }
 
-template <int D, bool kIndex, bool kValues, bool kAlibi, int kPart = 64>
+template <int D, bool kIndex, bool kValues, Bias kBias, int kPart = 64>
 void forward_blocks(const ForwardParams& args, int64_t heads, Stream stream) {
   constexpr int kGroups = D > 64 && kValues ? 2 : 3;  // as registers allow
   using Smem = StreamSmem<D, kPart, kGroups, 1, kValues ? 2 : 1>;
-  launch_kernel(forward_kernel<D, kPart, kGroups, kIndex, kValues, kAlibi>,
+  launch_kernel(forward_kernel<D, kPart, kGroups, kIndex, kValues, kBias>,
                 unsigned(ceil_div(args.shape.time, Smem::kRows) * heads), Smem::kThreads,
                 Smem::kBytes, stream, args);
 }
 // Parts of 128 keys need fewer waits, but more hidden scores where the window is narrow.
 template <int D>
 constexpr int kWidePart = D == 64 ? 128 : 64;  // as registers allow
-template <int D, bool kAlibi>
+template <int D, Bias kBias>
 void forward_attention(const ForwardParams& args, int64_t heads, Stream stream) {
-  constexpr int kPart = kAlibi ? 64 : kWidePart<D>;
-  if (args.shape.window >= 1024) forward_blocks<D, false, true, kAlibi, kPart>(args, heads, stream);
-  else forward_blocks<D, false, true, kAlibi>(args, heads, stream);
+  constexpr int kPart = kBias == Bias::none ? kWidePart<D> : 64;
+  if (args.shape.window >= 1024) forward_blocks<D, false, true, kBias, kPart>(args, heads, stream);
+  else forward_blocks<D, false, true, kBias>(args, heads, stream);
+}
+
+// Sums [B, S, H] in base 2 to [B, H, rows]; zeros past the last.
+__global__ void __launch_bounds__(256) sums_kernel(const float* sums, float* to, int64_t keys,
+                                                   int64_t heads, int64_t rows, int64_t count) {
+  const int64_t at = blockIdx.x * int64_t{256} + threadIdx.x;
+  if (at >= count) return;
+  const int64_t head = at / rows;
+  const int64_t key = at % rows;
+  const int64_t from = (head / heads * keys + key) * heads + head % heads;
+  to[at] = key < keys ? sums[from] * kLog2e : 0;
 }
 
 // Rows times 1, −1 or 0, without gaps. One thread per eight numbers.
@@ -366,12 +385,21 @@ View signed_queries(const Attention& a, const AttentionWorkspace& m, Stream stre
   return {m.q, a.time * width, width};
 }
 
+void prepare_sums(const Attention& a, const AttentionWorkspace& m, Stream stream) {
+  if (!a.decay_sums) return;
+  const int64_t count = a.batch * a.heads * m.key_rows;
+  launch_threads(sums_kernel, count, 256, stream, a.decay_sums, m.decay_sums, a.keys, a.heads,
+                 m.key_rows, count);
+}
+
 }  // namespace attention
 
 using namespace attention;
 
 AttentionWorkspace::AttentionWorkspace(const Attention& a, bool backward, WorkspaceArena& arena) {
   if (!(a.scale > 0)) q = arena.take<bf16>(a.batch * a.time * a.heads * a.head_dim);
+  key_rows = ceil_div(a.keys, kPartRows) * kPartRows;
+  if (a.decay_sums) decay_sums = arena.take<float>(a.batch * a.heads * key_rows);
   if (!backward) return;
   rows = ceil_div(a.time, kPartRows) * kPartRows;
   logsumexp = arena.take<float>(a.batch * a.heads * rows);
@@ -382,6 +410,7 @@ const char* why_unsupported(const Attention& a) {
   if (const char* why_not = why_not_head_dim(a.head_dim)) return why_not;
   if (a.batch * a.heads * a.keys >= int64_t{1} << 31)
     return "takes fewer than 2^31 rows of all heads";
+  if (a.slopes && a.decay_sums) return "takes no slopes with decays";
   const auto overlap = [&](const View& x, int64_t rows) {
     return (a.batch > 1 && x.batch_stride == 0) || (rows > 1 && x.time_stride == 0);
   };
@@ -396,15 +425,16 @@ void attention_forward(const Attention& a, const AttentionOutputs& to, const Att
       rows_map(signed_queries(a, m, stream), a.batch, a.time, a.heads, a.head_dim),
       rows_map(a.k, a.batch, a.keys, a.kv_heads, a.head_dim),
       rows_map(a.v, a.batch, a.keys, a.kv_heads, a.head_dim),
-      Shape(a),
+      Shape(a, m),
       a.v,
       to};
   const int64_t heads = a.batch * a.heads;
+  prepare_sums(a, m, stream);
   with_head_dim(a.head_dim, [&](auto d) {
-    if (!to.index && a.slopes) forward_attention<d(), true>(args, heads, stream);
-    else if (!to.index) forward_attention<d(), false>(args, heads, stream);
-    else if (to.soft) forward_blocks<d(), true, true, false>(args, heads, stream);
-    else forward_blocks<d(), true, false, false, kWidePart<d()>>(args, heads, stream);
+    if (!to.index)
+      with_bias(a, [&](auto bias) { forward_attention<d(), bias()>(args, heads, stream); });
+    else if (to.soft) forward_blocks<d(), true, true, Bias::none>(args, heads, stream);
+    else forward_blocks<d(), true, false, Bias::none, kWidePart<d()>>(args, heads, stream);
   });
 }
 

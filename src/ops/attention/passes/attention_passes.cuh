@@ -21,7 +21,8 @@ struct Attention {
   View q;
   View k;
   View v;
-  const float* slopes = nullptr;  // ALiBi, [H]
+  const float* slopes = nullptr;      // ALiBi, [H]
+  const float* decay_sums = nullptr;  // [B, S, H]; without slopes
 };
 
 struct AttentionOutputs {
@@ -42,6 +43,7 @@ struct AttentionGradients {
   View dq;
   View dk;
   View dv;
+  float* ddecay_sums = nullptr;  // [B, S, H]
 };
 
 // Scratch memory of a call.
@@ -50,6 +52,9 @@ struct AttentionWorkspace {
   int64_t rows = 0;            // rows per head below: T, padded to a multiple of 64
   float* logsumexp = nullptr;  // [B, H, rows] in base 2, +inf past the last query: it adds nothing
   float* delta = nullptr;      // Σ_d dout · out
+  // [B, H, key_rows]: decay_sums in base 2; key_rows is S, padded to a multiple of 64
+  float* decay_sums = nullptr;
+  int64_t key_rows = 0;
   AttentionWorkspace(const Attention& a, bool backward, WorkspaceArena& arena);
 };
 

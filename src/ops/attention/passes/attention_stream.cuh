@@ -10,6 +10,15 @@ namespace assay::ops::cuda::attention {
 
 constexpr int kPartRows = 64;  // statistics of a query are padded to a multiple of this
 
+enum class Bias { none, alibi, decays };  // of the scores
+// f(constant) with the bias of a call.
+template <class F>
+void with_bias(const Attention& a, F&& f) {
+  if (a.slopes) f(std::integral_constant<Bias, Bias::alibi>{});
+  else if (a.decay_sums) f(std::integral_constant<Bias, Bias::decays>{});
+  else f(std::integral_constant<Bias, Bias::none>{});
+}
+
 // The parameters of an Attention, in the types that the kernels compute with.
 struct Shape {
   int time;
@@ -20,7 +29,10 @@ struct Shape {
   float scale;          // exponents are products times this, powers of 2
   float query_scale;    // dq is sums times this
   const float* slopes;  // ALiBi, or null
-  explicit Shape(const Attention& a)
+  // as AttentionWorkspace has them
+  const float* decay_sums;
+  int64_t key_rows;
+  Shape(const Attention& a, const AttentionWorkspace& m)
       : time(int(a.time)),
         keys(int(a.keys)),
         heads(int(a.heads)),
@@ -29,7 +41,9 @@ struct Shape {
         // never 0, so that −inf stays what it is
         scale(std::max(std::abs(float(a.scale)) * kLog2e, 1e-30f)),
         query_scale(float(a.scale)),
-        slopes(a.slopes) {}
+        slopes(a.slopes),
+        decay_sums(m.decay_sums),
+        key_rows(m.key_rows) {}
   __device__ int group() const { return heads / kv_heads; }
 };
 
@@ -134,6 +148,8 @@ __device__ void load_rows(bf16* to, const CUtensorMap& from, int b, int first, i
 
 // q, or its product with the sign of the scale, so that scores rise with what is maximised.
 View signed_queries(const Attention& a, const AttentionWorkspace& m, Stream stream);
+// Writes m.decay_sums, if there are decays.
+void prepare_sums(const Attention& a, const AttentionWorkspace& m, Stream stream);
 
 // A descriptor `offset` further on. The address is its low half, and the addition never carries.
 __device__ inline uint64_t advance_descriptor(uint64_t descriptor, uint32_t offset) {
@@ -254,6 +270,29 @@ struct Band {
     });
   }
 };
+
+// A number of each of the lane's two rows, or of each of its columns of a part.
+struct OfRows {
+  float of[2];
+  __device__ float at(int, int e) const { return of[e / 2]; }
+};
+template <int kPart>
+struct OfColumns {
+  float2 of[kPart / 8];
+  __device__ float at(int n, int e) const { return e % 2 ? of[n].y : of[n].x; }
+  __device__ void load(const float* from) {
+#pragma unroll
+    for (int n = 0; n < kPart / 8; ++n)
+      of[n] = *reinterpret_cast<const float2*>(from + n * 8 + threadIdx.x % 4 * 2);
+  }
+};
+
+// Scores become scale · score − c of their keys, in base 2. c of a query changes nothing in its
+// row.
+template <int N, class Sums>
+__device__ void subtract_sums(float (&s)[N][4], float scale, const Sums& sums) {
+  each_element(s, [&](float& x, int n, int e) { x = fmaf(x, scale, -sums.at(n, e)); });
+}
 
 // ALiBi in base 2 over the scores of a part, to be added to a score of the lane:
 // −slope · (position of the query − position of the key).

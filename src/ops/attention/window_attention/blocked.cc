@@ -13,12 +13,13 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 struct Problem {
-  // [B, T, H, D], [B, S, Hkv, D] twice, [H] or undefined twice
+  // [B, T, H, D], [B, S, Hkv, D] twice, [H] or undefined twice, [B, S, H] or undefined
   Tensor q;
   Tensor k;
   Tensor v;
   Tensor slopes;
   Tensor sinks;
+  Tensor decay_sums;
   int64_t window;
   double scale;
   at::ScalarType real;
@@ -74,11 +75,19 @@ Tensor distance(const Block& b, const Problem& p) {  // [rows, keys]
          at::arange(b.key, b.key + b.keys, options);
 }
 
+// [B, H, rows, keys]
+Tensor log_decays(const Problem& p, const Block& b) {
+  const Tensor sums = p.decay_sums.to(p.real).transpose(1, 2);
+  return sums.narrow(2, p.first_position() + b.row, b.rows).unsqueeze(3) -
+         sums.narrow(2, b.key, b.keys).unsqueeze(2);
+}
+
 // [B, Hkv, H/Hkv · rows, keys]
 Tensor scores(const Problem& p, const Block& b, const Tensor& q, const Tensor& k) {
   const Tensor apart = distance(b, p);
   Tensor s = q.matmul(k.transpose(-2, -1)).mul_(p.scale).view({q.size(0), -1, b.rows, b.keys});
   if (p.slopes.defined()) s.sub_(p.slopes.to(p.real).view({-1, 1, 1}) * apart);
+  if (p.decay_sums.defined()) s.add_(log_decays(p, b));
   s.masked_fill_((apart < 0).logical_or(apart >= double(p.window)), -INFINITY);
   return s.view({q.size(0), k.size(1), -1, b.keys});
 }
@@ -90,13 +99,14 @@ Tensor sinks_of_rows(const Problem& p, const Block& b) {
 
 struct Blocked : torch::autograd::Function<Blocked> {
   static Tensor forward(AutogradContext* ctx, const Tensor& q, const Tensor& k, const Tensor& v,
-                        const OptionalTensor& slopes, const OptionalTensor& sinks, int64_t window,
-                        double scale) {
+                        const OptionalTensor& slopes, const OptionalTensor& sinks,
+                        const OptionalTensor& decay_sums, int64_t window, double scale) {
     const Problem p{q,
                     k,
                     v,
                     or_undefined(slopes),
                     or_undefined(sinks),
+                    or_undefined(decay_sums),
                     window,
                     scale,
                     real_dtype(sequence_dtype({q, k, v}))};
@@ -109,7 +119,7 @@ struct Blocked : torch::autograd::Function<Blocked> {
       const Tensor weights = s.sub_(logsumexp.back()).exp_();
       out.narrow(1, b.row, b.rows).copy_(rows_back(weights.matmul(keys_of(v, b, p)), b));
     }
-    variable_list saved{q, k, v, p.slopes, p.sinks, out};
+    variable_list saved{q, k, v, p.slopes, p.sinks, p.decay_sums, out};
     saved.insert(saved.end(), logsumexp.begin(), logsumexp.end());
     ctx->save_for_backward(saved);
     ctx->saved_data["window"] = window;
@@ -124,6 +134,7 @@ struct Blocked : torch::autograd::Function<Blocked> {
                     s[2],
                     s[3],
                     s[4],
+                    s[5],
                     ctx->saved_data["window"].toInt(),
                     ctx->saved_data["scale"].toDouble(),
                     real_dtype(sequence_dtype({s[0], s[1], s[2]}))};
@@ -133,12 +144,13 @@ struct Blocked : torch::autograd::Function<Blocked> {
     const Tensor dv = at::zeros(p.v.sizes(), real);
     const Tensor dslopes = p.slopes.defined() ? at::zeros({p.q.size(2)}, real) : Tensor();
     const Tensor dsinks = p.sinks.defined() ? at::zeros({p.q.size(2)}, real) : Tensor();
-    size_t index = 6;
+    const Tensor dsums = p.decay_sums.defined() ? at::zeros(p.decay_sums.sizes(), real) : Tensor();
+    size_t index = 7;
     for (const Block& b : blocks_of(p)) {
       const Tensor q = rows_of(p.q, b, p);
       const Tensor k = keys_of(p.k, b, p);
       const Tensor v = keys_of(p.v, b, p);
-      const Tensor out = rows_of(s[5], b, p);
+      const Tensor out = rows_of(s[6], b, p);
       const Tensor dout = rows_of(gradients[0], b, p);
       const Tensor logsumexp = s[index++];
       const Tensor weights = scores(p, b, q, k).sub_(logsumexp).exp_();
@@ -155,6 +167,11 @@ struct Blocked : torch::autograd::Function<Blocked> {
       if (dslopes.defined())
         dslopes.sub_((ds.view({q.size(0), -1, b.rows, b.keys}) * distance(b, p))
                          .sum(at::IntArrayRef{0, 2, 3}));
+      if (dsums.defined()) {
+        const Tensor gradient = ds.view({q.size(0), -1, b.rows, b.keys});
+        dsums.narrow(1, p.first_position() + b.row, b.rows).add_(gradient.sum(3).transpose(1, 2));
+        dsums.narrow(1, b.key, b.keys).sub_(gradient.sum(2).transpose(1, 2));
+      }
       ds.mul_(p.scale);
       add(dk, ds.transpose(-2, -1).matmul(q));
       dq.narrow(1, b.row, b.rows).copy_(rows_back(ds.matmul(k), b));
@@ -162,8 +179,14 @@ struct Blocked : torch::autograd::Function<Blocked> {
     const auto like = [](const Tensor& x, const Tensor& to) {
       return x.defined() ? x.to(to.scalar_type()) : x;
     };
-    return {dq,       like(dk, p.k), like(dv, p.v), like(dslopes, p.slopes), like(dsinks, p.sinks),
-            Tensor(), Tensor()};
+    return {dq,
+            like(dk, p.k),
+            like(dv, p.v),
+            like(dslopes, p.slopes),
+            like(dsinks, p.sinks),
+            like(dsums, p.decay_sums),
+            Tensor(),
+            Tensor()};
   }
 };
 
@@ -171,8 +194,8 @@ struct Blocked : torch::autograd::Function<Blocked> {
 
 Tensor window_attention_blocked(const Tensor& q, const Tensor& k, const Tensor& v, int64_t window,
                                 double scale, const OptionalTensor& alibi_slopes,
-                                const OptionalTensor& sinks) {
-  return Blocked::apply(q, k, v, alibi_slopes, sinks, window, scale);
+                                const OptionalTensor& sinks, const OptionalTensor& decay_sums) {
+  return Blocked::apply(q, k, v, alibi_slopes, sinks, decay_sums, window, scale);
 }
 
 }  // namespace assay::ops

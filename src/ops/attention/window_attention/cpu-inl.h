@@ -78,6 +78,7 @@ struct Scratch {
   R* max;
   R* sum;
   R* rescale;
+  R* log_decays;
   R* row;  // [dim]
 };
 template <class R>
@@ -91,7 +92,7 @@ Scratch<R> take_scratch(const WindowAttentionForward& p, bool backward, Workspac
   for (R** scores : {&s.p, &s.ds}) *scores = carve.take<R>(kBlock * kBlock);
   for (R** words : {&s.p_of_queries, &s.ds_of_queries, &s.of_keys})
     if (p.dtype == DType::bf16) *words = carve.take<R>(kBlock * kBlock / 2);
-  for (R** row : {&s.max, &s.sum, &s.rescale}) *row = carve.take<R>(kBlock);
+  for (R** row : {&s.max, &s.sum, &s.rescale, &s.log_decays}) *row = carve.take<R>(kBlock);
   s.row = carve.take<R>(s.dim);
   return s;
 }

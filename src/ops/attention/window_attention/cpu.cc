@@ -83,6 +83,13 @@ void add_of_keys(const Block& b, int64_t key, int64_t keys, const R* weights, co
   });
 }
 
+// The sums of log decays of a head at a position and after it, `heads` apart; null without decays.
+template <class R>
+const R* decay_sums(const WindowAttentionForward& p, const Block& b, int64_t position) {
+  if (!p.decay_sums) return nullptr;
+  return static_cast<const R*>(p.decay_sums) + (b.batch * p.keys + position) * p.heads + b.head;
+}
+
 // Scores of a tile to the base 2, [keys, width], masked ones left as they come.
 template <class Kind, class R>
 HWY_NOINLINE void scores(const WindowAttentionForward& p, const Block& b, int64_t key, int64_t keys,
@@ -91,14 +98,21 @@ HWY_NOINLINE void scores(const WindowAttentionForward& p, const Block& b, int64_
   const Vec<R> scale = set<R>(p.scale * kLog2E);
   const Vec<R> slope =
       set<R>(p.alibi_slopes ? static_cast<const R*>(p.alibi_slopes)[b.head] * kLog2E : 0);
-  for (int64_t j = 0; j < keys; ++j)
+  const R* of_queries = decay_sums<R>(p, b, b.position);
+  const R* of_keys = decay_sums<R>(p, b, key);
+  std::fill(s.log_decays, s.log_decays + kBlock, R(0));
+  for (int64_t j = 0; j < keys; ++j) {
+    for (int64_t i = 0; of_keys && i < b.rows; ++i)
+      s.log_decays[i] = R((of_queries[i * p.heads] - of_keys[j * p.heads]) * kLog2E);
     for (int64_t i = 0; i < width; i += kLanes<R>) {
       R* at = s.p + j * kBlock + i;
       Vec<R> score = hn::Mul(load(at), scale);
       if (p.alibi_slopes)
         score = hn::NegMulAdd(slope, hn::Iota(Lanes<R>(), R(b.position + i - key - j)), score);
+      if (of_keys) score = hn::Add(score, load(s.log_decays + i));
       store<R>(score, at);
     }
+  }
 }
 
 template <class R>
@@ -285,6 +299,9 @@ void forward_token(const WindowAttentionForward& p, const Block& b, const Scratc
     const int64_t keys = std::min(kScores, b.key_end - key);
     token_scores<R>(head_rows<W>(p, p.k, b, key, keys, s.dim, s.k), s);
     for (int64_t j = 0; slope != 0 && j < keys; ++j) s.p[j] -= slope * R(b.position - key - j);
+    const R* sums = decay_sums<R>(p, b, key);
+    for (int64_t j = 0; sums && j < keys; ++j)
+      s.p[j] += R((*decay_sums<R>(p, b, b.position) - sums[j * p.heads]) * kLog2E);
     const R before = most;
     const R sum = token_weights(keys, s.p, most);
     const R rescale[1] = {std::exp2(before - most)};
@@ -362,6 +379,26 @@ double slope_gradient(const Block& b, int64_t key, int64_t keys, const R* ds) {
   return sum;
 }
 
+// Adds Σ dS over keys at the position of a query, and −Σ dS over queries at that of a key. Both are
+// needed, because errors of rowsum(dO ⊙ O) do not cancel in the sums over positions that callers
+// make of one alone.
+template <class R>
+void add_decay_gradients(const WindowAttentionBackward& bwd, const Block& b, int64_t key,
+                         int64_t keys, const R* ds) {
+  const WindowAttentionForward& p = bwd.forward;
+  R* sums = static_cast<R*>(bwd.ddecay_sums) + b.batch * p.keys * p.heads + b.head;
+  R of_queries[kBlock] = {};
+  for (int64_t j = 0; j < keys; ++j) {
+    R of_key = 0;
+    for (int64_t i = 0; i < b.rows; ++i) {
+      of_key += ds[j * kBlock + i];
+      of_queries[i] += ds[j * kBlock + i];
+    }
+    sums[(key + j) * p.heads] -= of_key;
+  }
+  for (int64_t i = 0; i < b.rows; ++i) sums[(b.position + i) * p.heads] += of_queries[i];
+}
+
 // Adds left · right, [keys, rows] · [rows, D], to the rows of a contiguous gradient [B, S, Hkv, D];
 // both are in words of neighbouring queries.
 template <class Kind, class R>
@@ -409,6 +446,7 @@ double backward_block(const WindowAttentionBackward& bwd, const Block& b, const 
       round_pairs_of_keys(keys, width, s.ds, s.of_keys);
     }
     if (bwd.dalibi_slopes) dslope += slope_gradient(b, key, keys, s.ds);
+    if (bwd.ddecay_sums) add_decay_gradients(bwd, b, key, keys, s.ds);
     add_product<Kind>(p, b, key, keys, p_of_queries, s.dout, s, bwd.dv.data);
     add_product<Kind>(p, b, key, keys, ds_of_queries, s.q, s, bwd.dk.data);
     add_of_keys<Kind>(b, key, keys, ds_of_keys, s.k, s.dim, s.dq);
@@ -432,6 +470,8 @@ void backward_head(const WindowAttentionBackward& bwd, int64_t batch, int64_t kv
   const int64_t group = p.heads / p.kv_heads;
   for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
     dslopes[head] = 0;
+    for (int64_t j = 0; bwd.ddecay_sums && j < p.keys; ++j)
+      static_cast<R*>(bwd.ddecay_sums)[(batch * p.keys + j) * p.heads + head] = 0;
     for (int64_t i = 0; i < num_blocks(p); ++i)
       dslopes[head] += backward_block<Kind>(bwd, block_at(p, batch, head, i), s);
   }

@@ -7,9 +7,19 @@ namespace assay::ops::cuda {
 namespace {
 
 Attention attention_of(const WindowAttentionForward& args) {
-  return {args.batch,    args.time,     args.keys,   args.heads,
-          args.kv_heads, args.head_dim, args.window, args.scale,
-          args.q,        args.k,        args.v,      static_cast<const float*>(args.alibi_slopes)};
+  return {args.batch,
+          args.time,
+          args.keys,
+          args.heads,
+          args.kv_heads,
+          args.head_dim,
+          args.window,
+          args.scale,
+          args.q,
+          args.k,
+          args.v,
+          static_cast<const float*>(args.alibi_slopes),
+          static_cast<const float*>(args.decay_sums)};
 }
 
 }  // namespace
@@ -42,7 +52,7 @@ void window_attention(const WindowAttentionBackward& bwd, void* workspace, Strea
   const Attention a = attention_of(args);
   attention_backward(a,
                      {bwd.dout, static_cast<const float*>(args.logsumexp), args.out, nullptr,
-                      bwd.dq, bwd.dk, bwd.dv},
+                      bwd.dq, bwd.dk, bwd.dv, static_cast<float*>(bwd.ddecay_sums)},
                      workspace_at<AttentionWorkspace>(workspace, a, true), stream);
 }
 

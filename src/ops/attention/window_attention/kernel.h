@@ -1,7 +1,9 @@
 #pragma once
-// Causal softmax attention over a window.      [Vaswani 2017, eq. 1; Child 2019; Press 2022: ALiBi]
+// Causal softmax attention over a window.      [Vaswani 2017, eq. 1; Child 2019; Press 2022: ALiBi;
+//                                               Lin 2025, eq. 4: decays]
 //   p           = t + S − T          position of query t: the queries are the last T of S positions
-//   score_{t,j} = scale · q_t·k_j − slope_h · (p − j)    without slopes: slope_h = 0
+//   score_{t,j} = scale · q_t·k_j − slope_h · (p − j) + c_{p,h} − c_{j,h}
+//                 without slopes: slope_h = 0; without decays: c = 0
 //   N(t)        = {j : p − window < j ≤ p}
 //   logsumexp_t = log Σ_{j ∈ N(t)} exp(score_{t,j})
 //   out_t       = Σ_{j ∈ N(t)} exp(score_{t,j} − logsumexp_t) v_j
@@ -29,6 +31,7 @@ struct WindowAttentionForward {
   View k;
   View v;
   const void* alibi_slopes;  // in  [H] real or null
+  const void* decay_sums;    // in  [B, S, H] real or null: c, sums of log decays along time
   View out;                  // out [B, T, H, D]
   // out [B, H, T] real, natural logarithm; null when no gradient is wanted
   void* logsumexp;
@@ -42,6 +45,7 @@ struct WindowAttentionBackward {
   View dk;
   View dv;
   void* dalibi_slopes;  // out [H] real or null
+  void* ddecay_sums;    // out [B, S, H] real; null without decay_sums
 };
 
 // Highway, run-time dispatch, fp32 and fp64 (bf16 is read and written, and sums are fp32). Heads
@@ -57,8 +61,8 @@ void window_attention(const WindowAttentionBackward&, void* workspace, const Par
 // CUDA, sm_90: enqueues on `stream` and returns, allocates nothing, gives the same bits every
 // time. `workspace` is 256-byte aligned.
 namespace cuda {
-// Null: the kernels take it on the current device, but for dalibi_slopes. Else the reason, and they
-// throw Unsupported.
+// Null: the kernels take it on the current device, but for dalibi_slopes; slopes or decays, not
+// both. Else the reason, and they throw Unsupported.
 const char* why_unsupported(const WindowAttentionForward&);
 size_t workspace_bytes(const WindowAttentionForward&);
 size_t workspace_bytes(const WindowAttentionBackward&);

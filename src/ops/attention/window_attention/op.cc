@@ -20,11 +20,12 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 struct Inputs {
-  // as the kernel wants them; slopes undefined when absent
+  // as the kernel wants them; slopes and decay_sums undefined when absent
   at::Tensor q;
   at::Tensor k;
   at::Tensor v;
   at::Tensor slopes;
+  at::Tensor decay_sums;
   int64_t window;
   double scale;
 };
@@ -44,6 +45,7 @@ WindowAttentionForward describe(const Inputs& in, const at::Tensor& out,
   p.k = view(in.k);
   p.v = view(in.v);
   p.alibi_slopes = data(in.slopes);
+  p.decay_sums = data(in.decay_sums);
   p.out = view(out);
   p.logsumexp = data(logsumexp);
   return p;
@@ -84,13 +86,15 @@ at::Tensor gradient_of_sinks(const at::Tensor& sinks, const at::Tensor& logsumex
 struct WindowAttention : torch::autograd::Function<WindowAttention> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& q, const at::Tensor& k,
                             const at::Tensor& v, const OptionalTensor& slopes,
-                            const OptionalTensor& sinks, int64_t window, double scale) {
-    const Inputs in{q, k, v, or_undefined(slopes), window, scale};
+                            const OptionalTensor& sinks, const OptionalTensor& decay_sums,
+                            int64_t window, double scale) {
+    const Inputs in{q, k, v, or_undefined(slopes), or_undefined(decay_sums), window, scale};
     const at::Tensor out = at::empty(q.sizes(), q.options());
     const at::Tensor logsumexp = at::empty({q.size(0), q.size(2), q.size(1)}, real_options(q));
     launch(describe(in, out, logsumexp), q.device());
     if (sinks) add_sinks(out, logsumexp, *sinks);
-    ctx->save_for_backward({q, k, v, in.slopes, out, logsumexp, or_undefined(sinks)});
+    ctx->save_for_backward(
+        {q, k, v, in.slopes, in.decay_sums, out, logsumexp, or_undefined(sinks)});
     ctx->saved_data["window"] = window;
     ctx->saved_data["scale"] = scale;
     return out;
@@ -102,6 +106,7 @@ struct WindowAttention : torch::autograd::Function<WindowAttention> {
                     s[1],
                     s[2],
                     s[3],
+                    s[4],
                     ctx->saved_data["window"].toInt(),
                     ctx->saved_data["scale"].toDouble()};
     const bool cpu = in.q.is_cpu();
@@ -114,18 +119,20 @@ struct WindowAttention : torch::autograd::Function<WindowAttention> {
     const at::Tensor dv = of_keys(in.v);
     const at::Tensor dslopes =
         cpu && in.slopes.defined() ? at::empty_like(in.slopes) : at::Tensor();
-    launch(WindowAttentionBackward{describe(in, s[4], s[5]), view(dout), view(dq), view(dk),
-                                   view(dv), data(dslopes)},
+    const at::Tensor dsums = in.decay_sums.defined() ? at::empty_like(in.decay_sums) : at::Tensor();
+    launch(WindowAttentionBackward{describe(in, s[5], s[6]), view(dout), view(dq), view(dk),
+                                   view(dv), data(dslopes), data(dsums)},
            in.q.device());
     const auto dtype = in.k.scalar_type();
     const at::Tensor dsinks =
-        s[6].defined() ? gradient_of_sinks(s[6], s[5], s[4], dout) : at::Tensor();
-    return {dq, dk.to(dtype), dv.to(dtype), dslopes, dsinks, at::Tensor(), at::Tensor()};
+        s[7].defined() ? gradient_of_sinks(s[7], s[6], s[5], dout) : at::Tensor();
+    return {dq, dk.to(dtype), dv.to(dtype), dslopes, dsinks, dsums, at::Tensor(), at::Tensor()};
   }
 };
 
 void check(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t window,
-           double scale, const OptionalTensor& slopes, const OptionalTensor& sinks) {
+           double scale, const OptionalTensor& slopes, const OptionalTensor& sinks,
+           const OptionalTensor& decay_sums) {
   check_dims(kOp, "q", q, 4, "[B, T, H, D]");
   check_dims(kOp, "k", k, 4, "[B, S, Hkv, D]");
   check_shape(kOp, "k", k, {q.size(0), k.size(1), k.size(2), q.size(3)}, "[B, S, Hkv, D]");
@@ -136,6 +143,8 @@ void check(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_
   check_shape(kOp, "v", v, k.sizes(), "[B, S, Hkv, D]");
   if (slopes) check_shape(kOp, "alibi_slopes", *slopes, {q.size(2)}, "[H]");
   if (sinks) check_shape(kOp, "sinks", *sinks, {q.size(2)}, "[H]");
+  if (decay_sums)
+    check_shape(kOp, "decay_sums", *decay_sums, {q.size(0), k.size(1), q.size(2)}, "[B, S, H]");
   TORCH_CHECK_VALUE(window == -1 || window > 0, kOp, ": window is ", window,
                     ", expected at least 1, or -1 for all");
   TORCH_CHECK_VALUE(std::isfinite(scale), kOp, ": scale is ", scale, ", expected a finite number");
@@ -144,6 +153,7 @@ void check(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_
   check_like(kOp, "v", v, "q", q);
   if (slopes) check_like(kOp, "alibi_slopes", *slopes, "q", q);
   if (sinks) check_like(kOp, "sinks", *sinks, "q", q);
+  if (decay_sums) check_like(kOp, "decay_sums", *decay_sums, "q", q);
 }
 
 bool constant(const OptionalTensor& slopes) {
@@ -214,23 +224,25 @@ AlibiInputs append_alibi(const at::Tensor& q, const at::Tensor& k, const at::Ten
 
 at::Tensor window_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                             int64_t window, double scale, const OptionalTensor& alibi_slopes,
-                            const OptionalTensor& sinks) {
-  check(q, k, v, window, scale, alibi_slopes, sinks);
+                            const OptionalTensor& sinks, const OptionalTensor& decay_sums) {
+  check(q, k, v, window, scale, alibi_slopes, sinks, decay_sums);
   if (q.is_meta()) return at::empty(q.sizes(), q.options());
   if (window < 0) window = k.size(1);
   const auto dtype = sequence_dtype({q, k, v});
-  const at::Tensor qs = sequence(q, dtype);
-  const at::Tensor ks = sequence(k, dtype);
-  const at::Tensor vs = sequence(v, dtype);
+  const at::Tensor qs = aligned_rows(sequence(q, dtype));
+  const at::Tensor ks = aligned_rows(sequence(k, dtype));
+  const at::Tensor vs = aligned_rows(sequence(v, dtype));
   const OptionalTensor slopes = optional(parameter(alibi_slopes, real_dtype(dtype)));
   const OptionalTensor real_sinks = optional(parameter(sinks, real_dtype(dtype)));
+  const OptionalTensor sums = optional(parameter(decay_sums, real_dtype(dtype)));
   at::Tensor out;
-  if (q.is_cpu() || own_kernel_serves({qs, ks, vs, or_undefined(slopes), window, scale}))
-    out = WindowAttention::apply(qs, ks, vs, slopes, real_sinks, window, scale);
-  else if (q.is_cuda() && !sinks && fused_serves(q, dtype, slopes))
+  if (q.is_cpu() ||
+      own_kernel_serves({qs, ks, vs, or_undefined(slopes), or_undefined(sums), window, scale}))
+    out = WindowAttention::apply(qs, ks, vs, slopes, real_sinks, sums, window, scale);
+  else if (q.is_cuda() && !sinks && !sums && fused_serves(q, dtype, slopes))
     out =
         slopes ? fused_alibi(qs, ks, vs, window, scale, *slopes) : fused(qs, ks, vs, window, scale);
-  else out = window_attention_blocked(qs, ks, vs, window, scale, slopes, real_sinks);
+  else out = window_attention_blocked(qs, ks, vs, window, scale, slopes, real_sinks, sums);
   return out.to(q.scalar_type());
 }
 
@@ -254,14 +266,15 @@ const bool registered_path = register_paths(
                              : "") +
         "torch's FlashAttention-2 for bfloat16 and a head_dim that 8 divides, up to 256; "
         "else, and if ALiBi's slopes have a gradient, composed from tensor arithmetic; "
-        "sinks without FlashAttention-2",
+        "sinks and decays without FlashAttention-2",
     /*cuda_numerics=*/1, /*cpu_numerics=*/2);
 TORCH_LIBRARY_FRAGMENT(assay, m) {
   register_operator(m,
                     "window_attention(Tensor q, Tensor k, Tensor v, int window, float scale, "
-                    "Tensor? alibi_slopes=None, Tensor? sinks=None) -> Tensor out",
+                    "Tensor? alibi_slopes=None, Tensor? sinks=None, "
+                    "Tensor? decay_sums=None) -> Tensor out",
                     "causal softmax attention over the last `window` positions (−1: all), "
-                    "with optional ALiBi and attention sinks",
+                    "with optional ALiBi, attention sinks and decays",
                     window_attention);
 }
 

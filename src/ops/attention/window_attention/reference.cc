@@ -8,7 +8,8 @@ namespace assay::ops {
 at::Tensor window_attention_reference(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                       int64_t window, double scale,
                                       const OptionalTensor& alibi_slopes,
-                                      const OptionalTensor& sinks) {
+                                      const OptionalTensor& sinks,
+                                      const OptionalTensor& decay_sums) {
   const auto real = real_dtype(sequence_dtype({q, k, v}));
   const int64_t time = q.size(1);
   const int64_t size = k.size(1);
@@ -23,6 +24,10 @@ at::Tensor window_attention_reference(const at::Tensor& q, const at::Tensor& k, 
   // [B, H, T, S]
   at::Tensor scores = scale * heads_first(q).matmul(repeated(k).transpose(-2, -1));
   if (alibi_slopes) scores = scores - alibi_slopes->to(real).view({-1, 1, 1}) * distance;
+  if (decay_sums) {
+    const at::Tensor sums = decay_sums->to(real).transpose(1, 2);  // [B, H, S]
+    scores = scores + sums.slice(2, size - time).unsqueeze(3) - sums.unsqueeze(2);
+  }
   const at::Tensor unseen =
       (distance < 0).logical_or(distance >= double(window < 0 ? size : window));
   scores = scores.masked_fill(unseen, -INFINITY);

@@ -11,20 +11,24 @@ namespace assay::ops {
 // q [B, T, H, D]; k, v [B, S, Hkv, D] with S ≥ T: the queries are the last T of the S positions;
 // Hkv divides H, and head h reads k and v of head ⌊h Hkv/H⌋. window: positions seen, the own one
 // included; −1: all. alibi_slopes [H] or absent. sinks [H] or absent: the softmax of a row of head
-// h has one more score, sinks[h], whose value is zero [Agarwal et al. 2025, gpt-oss]. → out
-// [B, T, H, D] in the dtype of q. Gradients for every tensor; ValueError naming the argument when
-// shapes or values do not fit. Memory is O(T), time O(T·window).
+// h has one more score, sinks[h], whose value is zero [Agarwal et al. 2025, gpt-oss]. decay_sums
+// [B, S, H] or absent: sums of log decays along time; decay_sums_i − decay_sums_j is added to the
+// score of position i against j [Lin et al. 2025, eq. 4]. → out [B, T, H, D] in the dtype of q.
+// Gradients for every tensor; ValueError naming the argument when shapes or values do not fit.
+// Memory is O(T), time O(T·window).
 at::Tensor window_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                             int64_t window, double scale,
                             const std::optional<at::Tensor>& alibi_slopes = {},
-                            const std::optional<at::Tensor>& sinks = {});
+                            const std::optional<at::Tensor>& sinks = {},
+                            const std::optional<at::Tensor>& decay_sums = {});
 
 // Reference implementation in tensor arithmetic with all scores in memory, for any device. It does
 // not check its arguments.
 at::Tensor window_attention_reference(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                       int64_t window, double scale,
                                       const std::optional<at::Tensor>& alibi_slopes = {},
-                                      const std::optional<at::Tensor>& sinks = {});
+                                      const std::optional<at::Tensor>& sinks = {},
+                                      const std::optional<at::Tensor>& decay_sums = {});
 
 // Window attention in tensor arithmetic, a block of queries at a time, recomputed in the backward:
 // memory O(T), any device. CUDA runs it where no kernel serves. It does not check its arguments;
@@ -32,7 +36,8 @@ at::Tensor window_attention_reference(const at::Tensor& q, const at::Tensor& k, 
 at::Tensor window_attention_blocked(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                     int64_t window, double scale,
                                     const std::optional<at::Tensor>& alibi_slopes = {},
-                                    const std::optional<at::Tensor>& sinks = {});
+                                    const std::optional<at::Tensor>& sinks = {},
+                                    const std::optional<at::Tensor>& decay_sums = {});
 
 // q [B, T, H, D + 8] and k, v [B, S, Hkv, D + 8], in their dtypes, whose attention without slopes
 // has the attention with `slopes` [H] in its first D columns. A row of the softmax does not change
