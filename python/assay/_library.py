@@ -3,7 +3,9 @@
 import ctypes
 import functools
 import importlib.metadata
+import os
 import pathlib
+import pwd
 
 TORCH = "2.11"  # the minor version that libassay.so was linked with
 FOLDER = pathlib.Path(__file__).resolve().parent
@@ -30,10 +32,21 @@ def check_torch():
     ) from None
 
 
+def name_the_user():
+    """Parts of torch ask for the name of the user, which a container may run without."""
+    if any(os.environ.get(name) for name in ("LOGNAME", "USER", "LNAME", "USERNAME")):
+        return
+    try:
+        pwd.getpwuid(os.getuid())
+    except KeyError:
+        os.environ["LOGNAME"] = str(os.getuid())
+
+
 @functools.cache
 def load():
     """libassay.so, as ctypes sees it. Its operators are in torch.ops.assay afterwards."""
     check_torch()
+    name_the_user()
     import torch  # noqa: F401  its libraries must be in the process first
 
     file = FOLDER / "libassay.so"

@@ -57,6 +57,19 @@ class Package(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         return done.stdout
 
+    def test_user_without_an_entry_in_the_password_file_has_a_name(self):
+        nameless = {"LOGNAME": "", "USER": "", "LNAME": "", "USERNAME": ""}
+        code = """
+import getpass, os, pwd
+def unknown(number):
+    raise KeyError(number)
+pwd.getpwuid = unknown
+from assay import _library
+_library.load()
+assert getpass.getuser() == str(os.getuid())
+"""
+        self.check(python(code, env=nameless))
+
     def test_wheel_serves_every_python_and_names_torch(self):
         name = r"assay-[0-9.]+-py3-none-manylinux_2_\d+_x86_64\.whl"
         self.assertRegex(self.wheel.name, name)
