@@ -44,9 +44,10 @@ int64_t ranks_to_start(const Options& options, const train::RankPlace& place) {
 
 train::RunConfig read_config(const Options& options, int64_t ranks) {
   const auto presets = study::names_of_plans("models");
-  if (!fs::exists(options.file) && std::ranges::find(presets, options.file) != presets.end())
-    fail("{}: no such file; the preset of this name is {}. Nothing was changed.", options.file,
-         study::preset_file(options.file).lexically_normal().string());
+  const std::string name = fs::path(options.file).stem().string();
+  if (!fs::exists(options.file) && std::ranges::find(presets, name) != presets.end())
+    fail("{}: no such file; the preset '{}' is {}. Nothing was changed.", options.file, name,
+         study::preset_file(name).lexically_normal().string());
   ConfigNode file = ConfigNode::read_file(options.file);
   if (file.has("reference") || file.has("models") || file.has("ladder"))
     fail(

@@ -156,7 +156,11 @@ const std::map<std::string, Arity> kFilters = {
 void check_call(const std::map<std::string, Arity>& known, const char* kind,
                 const std::string& name, const Arguments& given) {
   const auto found = known.find(name);
-  if (found == known.end()) fail("there is no {} '{}'", kind, name);
+  if (found == known.end()) {
+    std::vector<std::string> names;
+    for (const auto& [each, arity] : known) names.push_back(each);
+    fail("there is no {} '{}'; there are {}", kind, name, join(names));
+  }
   const auto [least, most] = found->second;
   if (given.size() < least || given.size() > most)
     fail("the {} '{}' takes {} arguments here, not {}", kind, name,

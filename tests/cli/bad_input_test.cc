@@ -95,6 +95,8 @@ TEST_F(BadInputs, SettingsWithPlaceAndNearestName) {
       {"heads.toml:3:1: model.attention: num_heads = 5 must be positive and divide d_model = 32"});
   refuses("train transformer++ --data store -o run", 2,
           {"transformer++: no such file", "plans/models/transformer++.toml"});
+  refuses("train plans/models/smoke.toml --data store -o run", 2,
+          {"plans/models/smoke.toml: no such file", "the preset 'smoke' is"});
   for (const auto& [set, parts] : std::vector<std::pair<std::string, std::vector<std::string>>>{
            {"train.stepz=3", {"--set train.stepz=3", "did you mean 'steps'?"}},
            {"train.steps", {"--set train.steps", "KEY=VALUE"}},
