@@ -1,5 +1,6 @@
 // Output of `assay list`, `assay describe` and `assay doctor`.
 #include <nlohmann/json.hpp>
+#include <set>
 #include <sstream>
 
 #include "cli/program.h"
@@ -116,8 +117,19 @@ TEST_F(Lists, DoctorNamesEachImplementationOnce) {
   std::map<std::string, int> count;
   for (std::string line; std::getline(lines, line);)
     if (line.starts_with("  cpu ") || line.starts_with("  cuda "))
-      EXPECT_EQ(++count[line.substr(8)], 1) << line;
+      EXPECT_EQ(++count[line], 1) << line;
   EXPECT_GT(count.size(), 5u);
+}
+
+TEST_F(Lists, DoctorNamesThePathsOfEveryOperator) {
+  const auto report = nlohmann::json::parse(run("doctor --json").out);
+  const auto names = nlohmann::json::parse(run("list ops --json").out);
+  std::set<std::string> with_paths;
+  for (const auto& path : report.at("operators"))
+    with_paths.insert(path.at("op").get<std::string>());
+  for (const std::string name : names)
+    EXPECT_TRUE(with_paths.contains(name)) << name << " calls neither register_kernels nor "
+                                           << "register_paths (ops/core/paths.h)";
 }
 
 TEST_F(Lists, DoctorSaysWhyThereIsNoGpu) {

@@ -56,9 +56,10 @@ void from_kernel(const AdamWTensors& t, const AdamWSettings& s, const at::Tensor
     for (const at::Tensor& tensor : *written) tensor.unsafeGetTensorImpl()->bump_version();
 }
 
-const bool registered =
-    register_paths("adamw", "torch's fused AdamW",
-                   "cuda kernel sm_90a or compute_80 for float32, else torch's fused AdamW");
+const bool registered = register_paths(
+    "adamw", "torch's fused AdamW",
+    kCudaKernels ? "cuda kernel sm_90a or compute_80 for float32, else torch's fused AdamW"
+                 : "torch's fused AdamW (built without CUDA)");
 
 }  // namespace
 

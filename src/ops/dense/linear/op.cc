@@ -262,8 +262,10 @@ const bool registered = register_paths(
         " for up to 8 rows in float32 and 16 in bfloat16 without a gradient, "
         "for 256 rows or more, and for gradients of weights; "
         "else torch (also bfloat16 with AMX)",
-    "cuda kernel sm_90a or compute_80 without a gradient for up to 64 rows in bfloat16, "
-    "16 on GPUs other than Hopper and if the weight has more than 8,192 rows; else torch",
+    kCudaKernels
+        ? "cuda kernel sm_90a or compute_80 without a gradient for up to 64 rows in bfloat16, "
+          "16 on GPUs other than Hopper and if the weight has more than 8,192 rows; else torch"
+        : "torch (built without CUDA)",
     /*cuda_numerics=*/1, /*cpu_numerics=*/2);
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include <torch/torch.h>
 
 #include "ops/attention/top1_chunk/top1_chunk.h"
+#include "ops/core/paths.h"
 #include "ops/core/register.h"
 #include "ops/core/tensors.h"
 
@@ -42,6 +43,8 @@ at::Tensor chunk_summaries(const at::Tensor& k, int64_t chunk_size) {
   return k.scalar_type() == at::kBFloat16 ? in_parts(mean) : mean.contiguous();
 }
 
+constexpr const char* kComposed = "composed of means of tensors";
+const bool registered_path = register_paths(kOp, kComposed, kComposed);
 TORCH_LIBRARY_FRAGMENT(assay, m) {
   register_operator(m, "chunk_summaries(Tensor k, int chunk_size) -> Tensor summaries",
                     "mean of the keys of each chunk, by which approx of top1_chunk chooses",
