@@ -117,6 +117,8 @@ class Counts(unittest.TestCase):
             (source / "a.cc").write_text("// What it is.\nint a;  // Of b\n")
             self.assertEqual(count.count(source)[name], 2)
             self.assertIn(name, count.above_limits(count.count(source)))
+            report = list(count.report(count.count_by_file(source), {name: 2}, {name: 0}))
+            self.assertEqual(report, [f"{source / 'a.cc'}: 2 {name}"])
             for other in ("bench", "tests"):
                 limits = count.OTHER_LIMITS[other]
                 self.assertIn(name, count.above_limits(count.count_other(source), limits))

@@ -339,71 +339,75 @@ def sources(folder):
     return sorted(f for f in folder.rglob("*") if f.suffix in (".h", ".cc", ".cu", ".cuh"))
 
 
-def count(folder):
+def counts_of(file, folder, library):
+    """The counts of one file of C++ or CUDA below `folder`."""
+    text = file.read_text()
+    tokens, lines = tokens_of(text), text.splitlines()
     counts = dict.fromkeys(LIMITS, 0)
+    counts["comma statements"] = len(comma_statements(tokens))
+    counts["declarations of several variables"] = len(packed_declarations(tokens))
+    counts["lines over 100 columns"] = sum(len(line) > COLUMNS for line in lines)
+    counts["comments that begin with Of or What"] = comments_without_subject(text)
+    counts["lines of src"] = len(lines)
+    if file.suffix in (".cu", ".cuh"):
+        counts["lines of CUDA"] = len(lines)
+        if file.parent.parts[-2:] != ("ops", "cuda"):
+            counts["PTX outside src/ops/cuda"] = asm_statements(tokens, text)
+            counts["library functions defined again"] = sum(
+                name in library for name in FREE_DEVICE_FUNCTION.findall(text)
+            )
+    else:
+        counts["split string literals"] = split_literals(tokens)
+    if "ops" in file.relative_to(folder).parts[:1]:
+        counts["lines of src/ops"] = len(lines)
+    return counts
+
+
+def count_by_file(folder):
     library = set()
     for file in sources(folder):
         if file.parent.parts[-2:] == ("ops", "cuda"):
             library.update(FREE_DEVICE_FUNCTION.findall(file.read_text()))
-    for file in sources(folder):
-        text = file.read_text()
-        tokens, lines = tokens_of(text), text.splitlines()
-        in_library = file.parent.parts[-2:] == ("ops", "cuda")
-        counts["comma statements"] += len(comma_statements(tokens))
-        counts["declarations of several variables"] += len(packed_declarations(tokens))
-        counts["lines over 100 columns"] += sum(len(line) > COLUMNS for line in lines)
-        counts["comments that begin with Of or What"] += comments_without_subject(text)
-        counts["lines of src"] += len(lines)
-        if file.suffix in (".cu", ".cuh"):
-            counts["lines of CUDA"] += len(lines)
-            if not in_library:
-                counts["PTX outside src/ops/cuda"] += asm_statements(tokens, text)
-                counts["library functions defined again"] += sum(
-                    name in library for name in FREE_DEVICE_FUNCTION.findall(text)
-                )
-        else:
-            counts["split string literals"] += split_literals(tokens)
-        if "ops" in file.relative_to(folder).parts[:1]:
-            counts["lines of src/ops"] += len(lines)
-    return counts
+    return {file: counts_of(file, folder, library) for file in sources(folder)}
+
+
+def total(by_file):
+    return {name: sum(counts[name] for counts in by_file.values()) for name in LIMITS}
+
+
+def count(folder):
+    return total(count_by_file(folder))
 
 
 def is_script(file):
     return file.suffix in (".py", ".sh") or (not file.suffix and file.read_bytes()[:2] == b"#!")
 
 
+def count_other_by_file(folder):
+    by_file = count_by_file(folder)
+    for file in folder.rglob("*"):
+        if file.is_file() and is_script(file):
+            lines = file.read_text().splitlines()
+            by_file[file] = dict.fromkeys(LIMITS, 0)
+            by_file[file]["lines over 100 columns"] = sum(len(line) > COLUMNS for line in lines)
+    return by_file
+
+
 def count_other(folder):
-    scripts = [file for file in folder.rglob("*") if file.is_file() and is_script(file)]
-    lines = [line for file in sources(folder) + scripts for line in file.read_text().splitlines()]
-    packed = [packed_declarations(tokens_of(file.read_text())) for file in sources(folder)]
-    comments = [comments_without_subject(file.read_text()) for file in sources(folder)]
-    literals = [
-        split_literals(tokens_of(file.read_text()))
-        for file in sources(folder)
-        if file.suffix not in (".cu", ".cuh")
-    ]
-    return {
-        "lines over 100 columns": sum(len(line) > COLUMNS for line in lines),
-        "split string literals": sum(literals),
-        "comments that begin with Of or What": sum(comments),
-        "declarations of several variables": sum(map(len, packed)),
-    }
+    counts = total(count_other_by_file(folder))
+    return {name: counts[name] for name in CODE_LIMITS}
 
 
 def above_limits(counts, limits=LIMITS):
     return [name for name, limit in limits.items() if limit is not None and counts[name] > limit]
 
 
-def others_above_limits():
-    above = []
-    for name, limits in OTHER_LIMITS.items():
-        counts = count_other(ROOT / name)
-        for what, number in counts.items():
-            if what not in limits:
-                continue
-            print(f"{number:6}  {what}, {name} (limit {limits[what]})")
-        above += [f"{what} in {name}" for what in above_limits(counts, limits)]
-    return above
+def report(by_file, counts, limits):
+    """What is above its limit, with the files that have it."""
+    for name in above_limits(counts, limits):
+        for file, own in by_file.items():
+            if own[name]:
+                yield f"{file}: {own[name]} {name}"
 
 
 def main():
@@ -411,17 +415,22 @@ def main():
     parser.add_argument("folder", nargs="?", type=pathlib.Path, default=ROOT / "src")
     parser.add_argument("--check", action="store_true", help="fail if a count is above its limit")
     arguments = parser.parse_args()
-    counts = count(arguments.folder)
-    above = above_limits(counts)
+    by_file = count_by_file(arguments.folder)
+    counts = total(by_file)
+    above = list(report(by_file, counts, LIMITS))
     for name, number in counts.items():
         limit = f" (limit {LIMITS[name]})" if arguments.check and LIMITS[name] is not None else ""
         print(f"{number:6}  {name}{limit}")
     if not counts["lines of src"]:
         sys.exit(f"{arguments.folder} has no sources")
-    if arguments.check:
-        above += others_above_limits()
+    for name, limits in OTHER_LIMITS.items() if arguments.check else ():
+        by_file = count_other_by_file(ROOT / name)
+        counts = total(by_file)
+        for what, limit in limits.items():
+            print(f"{counts[what]:6}  {what}, {name} (limit {limit})")
+        above += report(by_file, counts, limits)
     if above and arguments.check:
-        sys.exit(f"above the limits of tools/count.py: {', '.join(above)}")
+        sys.exit("above the limits of tools/count.py:\n" + "\n".join(above))
 
 
 if __name__ == "__main__":
