@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Prints python/assay/ops.pyi: types from torch's schemas, defaults and texts from assay.ops.
 
-    PYTHONPATH=... tools/stubs.py > python/assay/ops.pyi
+    PYTHONPATH=build/package tools/stubs.py > python/assay/ops.pyi
 """
 
 import inspect

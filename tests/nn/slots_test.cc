@@ -79,7 +79,8 @@ TEST_P(SlotsForms, RowsEqualTheirSequencesReadAlone) {
       sequence = at::cat({sequence, next.slice(1, slot, slot + 1)}, 1);
       if (step % 8 == 0)
         EXPECT_LE(relative_error(logits[slot], logits_alone(sequence)), 1e-6)
-            << "step " << step << " slot " << slot;
+            << "step " << step << " slot " << slot
+            << ". Does the part that reads caches run in by_sequence?";
     }
   }
 }
