@@ -2,7 +2,7 @@
 """Times operators and layers next to those of flash-linear-attention (fla) on one GPU.
 
     pip install assay-*.whl 'flash-linear-attention[cuda]'
-    tools/compare-fla --shapes 32x2048 1x102400
+    python3 bench/compare_fla.py --shapes 32x2048 1x102400
 
 Both sides compute the same function in one process from the same bfloat16 inputs, with 768 channels
 in heads of D for keys and values. Each time is the median of --calls calls after five, in
@@ -169,7 +169,7 @@ def row(name, batch, time, dim, calls):
 def main():
     options = arguments()
     if not torch.cuda.is_available():
-        sys.exit("compare-fla: no CUDA device found")
+        sys.exit("compare_fla.py: no CUDA device found")
     rows = []
     for name in options.forms:
         for shape in options.shapes:
