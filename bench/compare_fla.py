@@ -37,8 +37,13 @@ def arguments():
     return parser.parse_args()
 
 
-def normal(*shape, dtype=torch.bfloat16):
-    return torch.randn(*shape, device="cuda").to(dtype).requires_grad_()
+def normal(*shape):
+    return torch.randn(*shape, device="cuda").to(torch.bfloat16).requires_grad_()
+
+
+def alike(theirs, ours, inputs):
+    """Two calls with the tensors that get gradients, the same for both."""
+    return (theirs, inputs), (ours, inputs)
 
 
 def kda(batch, time, dim):
@@ -58,7 +63,7 @@ def kda(batch, time, dim):
         removed = -g.exp().to(k.dtype) * k
         return assay.ops.rwkv7(q, g, written, v, removed, written, dim**-0.5)[0]
 
-    return theirs, ours, [q, k, v, g, beta]
+    return alike(theirs, ours, [q, k, v, g, beta])
 
 
 def rwkv7(batch, time, dim):
@@ -78,7 +83,7 @@ def rwkv7(batch, time, dim):
     def ours():
         return assay.ops.rwkv7(r, w, k, v, a, b, 1.0)[0]
 
-    return theirs, ours, [r, w, k, v, a, b]
+    return alike(theirs, ours, [r, w, k, v, a, b])
 
 
 def forgetting_attention(batch, time, dim):
@@ -95,7 +100,7 @@ def forgetting_attention(batch, time, dim):
     def ours():
         return assay.ops.window_attention(q, k, v, -1, dim**-0.5, decay_sums=gates.cumsum(1))
 
-    return theirs, ours, [q, k, v, gates]
+    return alike(theirs, ours, [q, k, v, gates])
 
 
 def layer(kind, their_name, sizes):
@@ -107,8 +112,8 @@ def layer(kind, their_name, sizes):
         their_layer = getattr(fla.layers, their_name)(CHANNELS, num_heads=heads, **sizes(dim))
         their_layer = their_layer.to("cuda", torch.bfloat16)
         own_layer = assay.nn.Mixer(kind, CHANNELS, num_heads=heads, device="cuda")
-        own, other = ([x, *module.parameters()] for module in (own_layer, their_layer))
-        return lambda: their_layer(x)[0], lambda: own_layer(x)[0], own, other
+        theirs = (lambda: their_layer(x)[0], [x, *their_layer.parameters()])
+        return theirs, (lambda: own_layer(x)[0], [x, *own_layer.parameters()])
 
     return form
 
@@ -152,14 +157,12 @@ def difference(x, y):
 
 def row(name, batch, time, dim, calls):
     found = {"operator": name, "B": batch, "T": time, "D": dim}
-    theirs, ours, inputs, *their_inputs = FORMS[name](batch, time, dim)
-    found["assay forward"], found["assay both"], own = measure(ours, inputs, calls)
+    theirs, ours = FORMS[name](batch, time, dim)
+    found["assay forward"], found["assay both"], own = measure(*ours, calls)
     try:
-        found["fla forward"], found["fla both"], other = measure(
-            theirs, their_inputs[0] if their_inputs else inputs, calls
-        )
+        found["fla forward"], found["fla both"], other = measure(*theirs, calls)
         found["fla / assay"] = found["fla both"] / found["assay both"]
-        if not their_inputs:
+        if theirs[1] is ours[1]:  # not a layer, whose weights are its own
             found["difference"] = difference(own, other)
     except Exception as error:  # a refusal is a result, too
         found["fla both"] = f"{type(error).__name__}: {error}".split("\n")[0][:120]

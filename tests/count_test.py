@@ -115,13 +115,14 @@ class Counts(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             source = pathlib.Path(folder)
             (source / "a.cc").write_text("// What it is.\nint a;  // Of b\n")
-            self.assertEqual(count.count(source)[name], 2)
-            self.assertIn(name, count.above_limits(count.count(source)))
+            self.assertEqual(count.total(count.count_by_file(source))[name], 2)
+            self.assertIn(name, count.above_limits(count.total(count.count_by_file(source))))
             report = list(count.report(count.count_by_file(source), {name: 2}, {name: 0}))
             self.assertEqual(report, [f"{source / 'a.cc'}: 2 {name}"])
             for other in ("bench", "tests"):
                 limits = count.OTHER_LIMITS[other]
-                self.assertIn(name, count.above_limits(count.count_other(source), limits))
+                counts = count.total(count.count_other_by_file(source))
+                self.assertIn(name, count.above_limits(counts, limits))
 
     def test_files_are_counted_and_limits_are_checked(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -134,7 +135,7 @@ class Counts(unittest.TestCase):
             (source / "ops/rowwise/glu/cuda.cu").write_text(
                 '__device__ inline void f(int) { asm("y;"); }\n' + "//" + "-" * 99 + "\n"
             )
-            counts = count.count(source)
+            counts = count.total(count.count_by_file(source))
             self.assertEqual(counts["PTX outside src/ops/cuda"], 1)
             self.assertEqual(counts["library functions defined again"], 1)
             self.assertEqual(counts["lines over 100 columns"], 1)

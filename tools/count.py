@@ -375,10 +375,6 @@ def total(by_file):
     return {name: sum(counts[name] for counts in by_file.values()) for name in LIMITS}
 
 
-def count(folder):
-    return total(count_by_file(folder))
-
-
 def is_script(file):
     return file.suffix in (".py", ".sh") or (not file.suffix and file.read_bytes()[:2] == b"#!")
 
@@ -391,11 +387,6 @@ def count_other_by_file(folder):
             by_file[file] = dict.fromkeys(LIMITS, 0)
             by_file[file]["lines over 100 columns"] = sum(len(line) > COLUMNS for line in lines)
     return by_file
-
-
-def count_other(folder):
-    counts = total(count_other_by_file(folder))
-    return {name: counts[name] for name in CODE_LIMITS}
 
 
 def above_limits(counts, limits=LIMITS):

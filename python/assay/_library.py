@@ -33,7 +33,7 @@ def check_torch():
 
 
 def name_the_user():
-    """Parts of torch ask for the name of the user, which a container may run without."""
+    """Sets LOGNAME for a user without a name, as in a container, because torch asks for it."""
     if any(os.environ.get(name) for name in ("LOGNAME", "USER", "LNAME", "USERNAME")):
         return
     try:

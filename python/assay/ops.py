@@ -23,9 +23,7 @@ def _scale(scale, q):
     return q.shape[-1] ** -0.5 if scale is None else scale
 
 
-def window_attention(
-    q, k, v, window, scale=None, alibi_slopes=None, sinks=None, decay_sums=None
-):
+def window_attention(q, k, v, window, scale=None, alibi_slopes=None, sinks=None, decay_sums=None):
     """Causal softmax attention over the last `window` positions, the own one included; -1: all.
 
         out_t = sum_j p_tj v_j,  p_t = softmax over t - window < j <= t of scale q_t.k_j
@@ -36,9 +34,7 @@ def window_attention(
     has one more score, sinks[h], whose value is zero. decay_sums [B, S, H] is c, the sums of log
     decays along time [Lin et al. 2025, eq. 4]. Returns out [B, T, H, D].
     """
-    return _ops.window_attention(
-        q, k, v, window, _scale(scale, q), alibi_slopes, sinks, decay_sums
-    )
+    return _ops.window_attention(q, k, v, window, _scale(scale, q), alibi_slopes, sinks, decay_sums)
 
 
 def top1_element(q, k, v, scale=None):

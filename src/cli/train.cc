@@ -44,7 +44,8 @@ int64_t ranks_to_start(const Options& options, const train::RankPlace& place) {
 
 train::RunConfig read_config(const Options& options, int64_t ranks) {
   const auto presets = study::names_of_plans("models");
-  const std::string name = fs::path(options.file).stem().string();
+  std::string name = fs::path(options.file).filename().string();
+  if (name.ends_with(".toml")) name.resize(name.size() - std::string_view(".toml").size());
   if (!fs::exists(options.file) && std::ranges::find(presets, name) != presets.end())
     fail("{}: no such file; the preset '{}' is {}. Nothing was changed.", options.file, name,
          study::preset_file(name).lexically_normal().string());

@@ -159,7 +159,7 @@ void check_call(const std::map<std::string, Arity>& known, const char* kind,
   if (found == known.end()) {
     std::vector<std::string> names;
     for (const auto& [each, arity] : known) names.push_back(each);
-    fail("there is no {} '{}'; there are {}", kind, name, join(names));
+    fail("there is no {} '{}'{}; there are {}", kind, name, did_you_mean(name, names), join(names));
   }
   const auto [least, most] = found->second;
   if (given.size() < least || given.size() > most)

@@ -97,6 +97,8 @@ TEST_F(BadInputs, SettingsWithPlaceAndNearestName) {
           {"transformer++: no such file", "plans/models/transformer++.toml"});
   refuses("train plans/models/smoke.toml --data store -o run", 2,
           {"plans/models/smoke.toml: no such file", "the preset 'smoke' is"});
+  refuses("train transformer++_1.3b --data store -o run", 2,
+          {"transformer++_1.3b: no such file", "plans/models/transformer++_1.3b.toml"});
   for (const auto& [set, parts] : std::vector<std::pair<std::string, std::vector<std::string>>>{
            {"train.stepz=3", {"--set train.stepz=3", "did you mean 'steps'?"}},
            {"train.steps", {"--set train.steps", "KEY=VALUE"}},

@@ -132,8 +132,8 @@ TEST(TaskTemplate, ErrorsNamePlaceAndNearestField) {
   EXPECT_NE(message("{{list[2]}}").find("index 2 is outside"), std::string::npos);
   EXPECT_NE(message("{{n.strip()}}").find("needs a string"), std::string::npos);
   EXPECT_NE(message("{{q.swap()}}").find("no method 'swap'"), std::string::npos);
-  EXPECT_NE(message("{{q | upcase}}")
-                .find("there is no filter 'upcase'; there are capitalize, count, first,"),
+  EXPECT_NE(message("{{q | uper}}")
+                .find("there is no filter 'uper'; did you mean 'upper'?; there are capitalize,"),
             std::string::npos);
   EXPECT_NE(message("{{q q}}").find("is not understood"), std::string::npos);
   EXPECT_NE(message("{{" + std::string(1000, '(') + "}}").find("nested"), std::string::npos);

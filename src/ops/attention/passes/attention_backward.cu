@@ -90,8 +90,8 @@ __device__ void store_gradient(const View& to, const RowRange& mine, const float
 }
 
 // Sums of dS over the columns of the lane's two rows, of one head: the gradient of decay_sums of a
-// query, and −1 times that of a key. Both are needed, because the errors of delta do not cancel in
-// the sums over positions that callers make of one alone. The kernel of queries runs first.
+// query, which is 0 but for the rounding of delta, and −1 times that of a key. The kernel of
+// queries runs first.
 struct RowSums {
   float of[2] = {};
   template <int N>
@@ -159,7 +159,7 @@ __device__ void sum_parts(float (&sum)[D / 8][4], float (&values)[D / 8][4], con
     }
   }
   const float scale = kBias == Bias::none ? args.shape.scale : 1;
-  // of the keys, in the head of the queries
+  // Sums belong to query heads: this one, or the first of those that read the key head.
   const int64_t first_head = int64_t{mine.b} * args.shape.heads + (kKeys ? mine.h * heads : mine.h);
   auto load_sums = [&](int part, int head) {
     if constexpr (kBias != Bias::decays) return;

@@ -10,7 +10,7 @@ namespace assay::ops::cuda::attention {
 
 constexpr int kPartRows = 64;  // statistics of a query are padded to a multiple of this
 
-enum class Bias { none, alibi, decays };  // of the scores
+enum class Bias { none, alibi, decays };  // added to the scores
 // f(constant) with the bias of a call.
 template <class F>
 void with_bias(const Attention& a, F&& f) {

@@ -100,7 +100,7 @@ HWY_NOINLINE void scores(const WindowAttentionForward& p, const Block& b, int64_
       set<R>(p.alibi_slopes ? static_cast<const R*>(p.alibi_slopes)[b.head] * kLog2E : 0);
   const R* of_queries = decay_sums<R>(p, b, b.position);
   const R* of_keys = decay_sums<R>(p, b, key);
-  std::fill(s.log_decays, s.log_decays + kBlock, R(0));
+  if (of_keys) std::fill(s.log_decays, s.log_decays + kBlock, R(0));
   for (int64_t j = 0; j < keys; ++j) {
     for (int64_t i = 0; of_keys && i < b.rows; ++i)
       s.log_decays[i] = R((of_queries[i * p.heads] - of_keys[j * p.heads]) * kLog2E);
@@ -379,9 +379,8 @@ double slope_gradient(const Block& b, int64_t key, int64_t keys, const R* ds) {
   return sum;
 }
 
-// Adds Σ dS over keys at the position of a query, and −Σ dS over queries at that of a key. Both are
-// needed, because errors of rowsum(dO ⊙ O) do not cancel in the sums over positions that callers
-// make of one alone.
+// Adds Σ dS over keys at the position of a query, and −Σ dS over queries at that of a key. The
+// first sum is 0 but for the rounding of O.
 template <class R>
 void add_decay_gradients(const WindowAttentionBackward& bwd, const Block& b, int64_t key,
                          int64_t keys, const R* ds) {

@@ -43,7 +43,7 @@ at::Tensor chunk_summaries(const at::Tensor& k, int64_t chunk_size) {
   return k.scalar_type() == at::kBFloat16 ? in_parts(mean) : mean.contiguous();
 }
 
-constexpr const char* kComposed = "composed of means of tensors";
+constexpr const char* kComposed = "composed from tensor arithmetic";
 const bool registered_path = register_paths(kOp, kComposed, kComposed);
 TORCH_LIBRARY_FRAGMENT(assay, m) {
   register_operator(m, "chunk_summaries(Tensor k, int chunk_size) -> Tensor summaries",
