@@ -1,6 +1,7 @@
 // ssd against its naive twin, golden files, and itself cut in two.
 #include <gmock/gmock.h>
 
+#include "ops/core/dispatch.h"
 #include "ops/recurrence/linear_attention/linear_attention.h"
 #include "ops/recurrence/ssd/ssd.h"
 #include "ops/recurrences.h"
@@ -69,22 +70,27 @@ TEST(SsdOp, SingleAndHalfPrecision) {
   EXPECT_EQ(state.scalar_type(), at::kFloat);
 }
 
+// The kernels for other GPUs than Hopper also round Δ x, and the sum of their output and D x.
+double half_precision() { return on_hopper(at::kCUDA) ? 1e-2 : 1.5e-2; }
+
 TEST(SsdOp, OnCudaEqualsItsTwin) {
   // bf16: the second on tensor cores
   for (const Shape& shape : {Shape{2, 67, 4, 2, 16, 24}, {2, 67, 4, 2, 64, 128}})
-    expect_equal_to_twin_on_cuda(with(true), twin, random_arguments(shape));
+    expect_equal_to_twin_on_cuda(with(true), twin, random_arguments(shape), /*only_bf16=*/false,
+                                 half_precision());
 }
 TEST(SsdOp, OnCudaTensorCoresEqualItsTwin) {
   for (const Shape& shape :
        {Shape{1, 1, 2, 1, 64, 64}, {2, 64, 3, 3, 32, 96}, {1, 330, 3, 1, 64, 128}}) {
     SCOPED_TRACE(shape);
-    expect_equal_to_twin_on_cuda(with(true), twin, random_arguments(shape), /*only_bf16=*/true);
+    expect_equal_to_twin_on_cuda(with(true), twin, random_arguments(shape), /*only_bf16=*/true,
+                                 half_precision());
   }
 }
 
 TEST(SsdOp, OnCudaLongSequencesMayBeCut) {
   expect_long_sequence_cut_on_cuda(with(true), random_arguments({1, 102437, 2, 1, 64, 64}),
-                                   {"x", "dt", "B", "C", "z"});
+                                   {"x", "dt", "B", "C", "z"}, half_precision());
 }
 
 TEST(SsdOp, OnCudaMisalignedArgumentsGiveTheSameBits) {

@@ -161,8 +161,8 @@ TEST(WindowAttentionOp, OtherPrecisionsAndSlices) {
   expect_equal_to_reference(run, a, 1e-12);
 }
 
-// change(arguments) on a GPU, with the tolerances of float64 and float32.
-void expect_equal_on_cuda(Arguments change(Arguments), double exact, double single) {
+// change(arguments) on a GPU, with the tolerances of float64, float32 and bfloat16.
+void expect_equal_on_cuda(Arguments change(Arguments), double exact, double single, double half) {
   const auto check = [&](const Shape& shape, at::ScalarType dtype, double tolerance) {
     SCOPED_TRACE(testing::Message() << shape << ' ' << dtype);
     expect_equal_to_reference(run, change(random_arguments(shape, dtype, at::kCUDA)), tolerance);
@@ -170,10 +170,10 @@ void expect_equal_on_cuda(Arguments change(Arguments), double exact, double sing
   for (const Shape& shape : kShapes) {
     check(shape, at::kDouble, exact);
     check(shape, at::kFloat, single);
-    check(shape, at::kBFloat16, 4e-2);
+    check(shape, at::kBFloat16, half);
   }
   for (const Shape& shape : {Shape{520, 520, 6, 2, 64, -1}, Shape{300, 900, 8, 8, 128, 100}})
-    check(shape, at::kBFloat16, 4e-2);
+    check(shape, at::kBFloat16, half);
 }
 
 // Scores of the sinks below, among and above those of the keys.
@@ -197,7 +197,7 @@ TEST(WindowAttentionOp, WithSinksEqualsItsReference) {
 
 TEST(WindowAttentionOp, WithSinksOnCudaEqualsItsReference) {
   if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
-  expect_equal_on_cuda(with_sinks, 1e-12, 1e-5);
+  expect_equal_on_cuda(with_sinks, 1e-12, 1e-5, 4e-2);
 }
 
 // A sink is a key with a score of its own and a value of zero. Here one more channel gives it this
@@ -240,8 +240,9 @@ TEST(WindowAttentionOp, WithDecaysEqualsItsReference) {
 
 TEST(WindowAttentionOp, WithDecaysOnCudaEqualsItsReference) {
   if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
-  expect_equal_on_cuda(with_decays, 1e-11, 1e-4);
-  expect_equal_on_cuda([](Arguments a) { return with_sinks(with_decays(a)); }, 1e-11, 1e-4);
+  // The decays leave few keys to a query, so its gradient is a smaller difference.
+  expect_equal_on_cuda(with_decays, 1e-11, 1e-4, 6e-2);
+  expect_equal_on_cuda([](Arguments a) { return with_sinks(with_decays(a)); }, 1e-11, 1e-4, 6e-2);
 }
 
 // A gate changes all later sums, whose gradients nearly cancel.

@@ -81,6 +81,13 @@ __device__ inline void prefetch_l2(const void* from) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
 }
 
+// Whether the code is for a GPU with bulk copies and their barriers.
+#if __CUDA_ARCH__ >= 900
+constexpr bool kHasCopyEngine = true;
+#else
+constexpr bool kHasCopyEngine = false;
+#endif
+
 // A barrier in shared memory that counts arrivals and the bytes of bulk copies.
 struct Mbarrier {
   uint64_t* word;

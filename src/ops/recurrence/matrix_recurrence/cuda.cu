@@ -12,16 +12,19 @@ struct CarryStage {
   float turn[16 * kLargestKey];
   float local[16 * 16];
 };
+template <int kStages>
 struct CarrySmem {
-  CarryStage stages[8];
+  CarryStage stages[kStages];
   float states[2][16][kLargestKey + 4];  // transposed
 };
 // The state before each segment: S ← turn S + local. A block has 16 columns of one head's state;
-// a thread, one number of 16 rows at a time, whose inputs were asked for seven such rows earlier.
+// a thread, one number of 16 rows at a time, whose inputs were asked for kStages − 1 such rows
+// earlier.
+template <int kStages>
 __global__ void __launch_bounds__(256)
     carry_kernel(Pass alone, const float* first, float* starts, int K, int V) {
   extern __shared__ __align__(16) char memory[];
-  CarrySmem& m = *reinterpret_cast<CarrySmem*>(memory);
+  auto& m = *reinterpret_cast<CarrySmem<kStages>*>(memory);
   const int64_t head = blockIdx.x / (V / 16);
   const int own = blockIdx.x % (V / 16) * 16;
   const int column = threadIdx.x % 16;
@@ -123,8 +126,12 @@ void run(const ChunkedForward& args, const Scratch& s, Pass task, const float* f
                     256, 0, stream, alone, first, s.starts, int(K * V),
                     int(is_scalar(args) ? 1 : K));
     else
-      launch_kernel(carry_kernel, unsigned(heads * (V / 16)), 256, sizeof(CarrySmem), stream, alone,
-                    first, s.starts, int(K), int(V));
+      with_constant<8, 3>(cuda_target() == CudaTarget::sm_90a ? 8 : 3, [&](auto stages) {
+        constexpr size_t kBytes = sizeof(CarrySmem<stages.value>);
+        static_assert(kBytes <= (stages.value == 3 ? kPortableSharedBytes : kMaxSharedBytes));
+        launch_kernel(carry_kernel<stages.value>, unsigned(heads * (V / 16)), 256, kBytes, stream,
+                      alone, first, s.starts, int(K), int(V));
+      });
     task.starts = s.starts;
   }
   launch(args, task, stream);
@@ -165,7 +172,8 @@ int64_t value_size(int64_t value_dim, bool decode, bool scalar) {
   return ceil_div(value_dim, step) * step;
 }
 bool is_scalar(const ChunkedForward& args) {
-  return args.rule == Rule::gla && args.decay_dim <= 1 && !args.u;
+  return args.rule == Rule::gla && args.decay_dim <= 1 && !args.u &&
+         cuda_target() == CudaTarget::sm_90a;
 }
 int64_t chunk_count(const ChunkedForward& args) {
   return args.batch * ceil_div(args.time, is_scalar(args) ? kScalarChunkSteps : kChunkSteps);

@@ -520,9 +520,10 @@ __global__ void __launch_bounds__(kK, 512 / kK)
 void delta_prepare(const ChunkedForward& args, const Prepared& tiles, Stream stream) {
   const unsigned blocks = unsigned(ceil_div(chunk_count(args) * args.heads, kPrepareWarps));
   with_key_dim(args.key_dim, [&](auto size) {
-    launch_kernel(delta_prepare_kernel<size.value>, blocks, 32 * kPrepareWarps,
-                  kPrepareWarps * sizeof(typename DeltaPrepare<size.value>::Smem), stream, args,
-                  tiles);
+    constexpr size_t kBytes = kPrepareWarps * sizeof(typename DeltaPrepare<size.value>::Smem);
+    static_assert(kBytes <= kPortableSharedBytes);
+    launch_kernel(delta_prepare_kernel<size.value>, blocks, 32 * kPrepareWarps, kBytes, stream,
+                  args, tiles);
   });
 }
 void delta_gradients(const ChunkedBackward& bwd, const Pass& task, Stream stream) {

@@ -127,6 +127,7 @@ __global__ void __launch_bounds__(kMaxColumns * 2, Chunks::kBlocks)
 }
 template <class Chunks>
 void launch_pass(const ChunkedForward& args, const Pass& task, Stream stream) {
+  static_assert(sizeof(typename Chunks::Smem) <= kPortableSharedBytes);
   const Segments& s = task.segments;
   const int64_t parts = s.parts + (Chunks::kTurns ? args.key_dim / s.columns : 0);
   launch_kernel(pass_kernel<Chunks>, unsigned(args.batch * args.heads * s.count * parts),

@@ -145,8 +145,8 @@ constexpr int kScalarChunkSteps = 64;
 constexpr int64_t kLargestKey = 256;
 int64_t key_size(Rule rule, bool bonus, int64_t key_dim);
 int64_t value_size(int64_t value_dim, bool decode, bool scalar);
-// One decay a step and head, or none, and nothing of low rank: chunks of 64 steps that
-// need no preparation.
+// One decay a step and head, or none, and nothing of low rank: on Hopper, chunks of 64 steps that
+// need no preparation. `skip` and the β of Rule::gla exist only there.
 bool is_scalar(const ChunkedForward&);
 int64_t chunk_count(const ChunkedForward&);    // chunks of all sequences
 int64_t key_gradients(const ChunkedForward&);  // H, or a divisor of it where heads share q and k

@@ -250,9 +250,9 @@ std::tuple<at::Tensor, at::Tensor> recurrence(const Prepare& prepare,
 bool register_matrix_recurrence(const std::string& op, int cuda_numerics, int cpu_numerics,
                                 const std::string& key_sizes) {
   const std::string composed = "composed of batched products";
-  const std::string kernel = fmt::format(
-      "cuda kernel sm_90a, in decode steps also compute_80, for bfloat16 and key sizes {}; else {}",
-      key_sizes, composed);
+  const std::string kernel =
+      fmt::format("cuda kernel sm_90a or compute_80 for bfloat16 and key sizes {}; else {}",
+                  key_sizes, composed);
   return register_paths(op, cpu_kernel_path(), kCudaKernels ? kernel : composed, cuda_numerics,
                         cpu_numerics);
 }

@@ -50,6 +50,28 @@ ChunkedForward describe(const Inputs& in, Rule rule, double scale) {
   return p;
 }
 
+struct Results {
+  at::Tensor out;
+  at::Tensor final_state;
+  at::Tensor chunks;
+};
+Results run(ChunkedForward p, const Inputs& in) {
+  const at::Device device = in[kQ].device();
+  const Results results{at::empty({p.batch, p.time, p.heads, p.value_dim}, in[kQ].options()),
+                        at::empty_like(in[kState]), workspace(cuda::chunk_bytes(p), device)};
+  p.out = data(results.out);
+  p.final_state = static_cast<float*>(data(results.final_state));
+  p.chunks = data(results.chunks);
+  const at::Tensor scratch = workspace(cuda::workspace_bytes(p), device);
+  cuda::matrix_recurrence(p, data(scratch), current_stream(device));
+  return results;
+}
+// With one decay per step and head, or none, the states before all chunks need many times the
+// memory of the inputs. They are computed again, as the kernel for Hopper does by itself.
+bool computes_again(const ChunkedForward& p) {
+  return p.rule == Rule::gla && p.decay_dim <= 1 && !p.u && !cuda::is_scalar(p);
+}
+
 struct ByTensorCores : torch::autograd::Function<ByTensorCores> {
   static variable_list forward(AutogradContext* ctx, const at::Tensor& q, const at::Tensor& k,
                                const at::Tensor& v, const OptionalTensor& a,
@@ -69,25 +91,18 @@ struct ByTensorCores : torch::autograd::Function<ByTensorCores> {
                     state};
     const c10::DeviceGuard guard(q.device());
     ChunkedForward p = describe(in, Rule(rule), scale);
-    p.keeps = keeps;
-    const at::Tensor out = at::empty({p.batch, p.time, p.heads, p.value_dim}, q.options());
-    const at::Tensor final_state = at::empty_like(state);
-    const at::Tensor chunks = workspace(cuda::chunk_bytes(p), q.device());
-    p.out = data(out);
-    p.final_state = static_cast<float*>(data(final_state));
-    p.chunks = data(chunks);
-    const at::Tensor scratch = workspace(cuda::workspace_bytes(p), q.device());
-    cuda::matrix_recurrence(p, data(scratch), current_stream(q.device()));
+    p.keeps = keeps && !computes_again(p);
+    const Results results = run(p, in);
     if (keeps) {
       variable_list saved(in.begin(), in.end());
-      saved.push_back(chunks);
+      saved.push_back(p.keeps ? results.chunks : at::Tensor());
       ctx->save_for_backward(saved);
     }
     ctx->saved_data["rule"] = rule;
     ctx->saved_data["scale"] = scale;
     ctx->saved_data["b_is_k"] = b_is_k;
     ctx->set_materialize_grads(false);
-    return {out, final_state};
+    return {results.out, results.final_state};
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
@@ -99,7 +114,8 @@ struct ByTensorCores : torch::autograd::Function<ByTensorCores> {
     ChunkedBackward work{describe(in, rule, ctx->saved_data["scale"].toDouble())};
     ChunkedForward& p = work.forward;
     p.keeps = true;
-    p.chunks = data(saved[kInputs]);
+    const at::Tensor chunks = saved[kInputs].defined() ? saved[kInputs] : run(p, in).chunks;
+    p.chunks = data(chunks);
 
     Inputs out;
     auto by_head = [&](Input i) {
@@ -156,7 +172,7 @@ at::ScalarType gate_dtype(const at::Tensor& x, bool may_be_half) {
 }
 
 bool has_scalar_decays(const MatrixRecurrence& s) {
-  return rule_of(s) == Rule::gla && !s.u.defined() &&
+  return on_hopper(s.q.device()) && rule_of(s) == Rule::gla && !s.u.defined() &&
          (!s.log_decay.defined() || s.log_decay.size(3) == 1);
 }
 
@@ -190,6 +206,17 @@ std::tuple<at::Tensor, at::Tensor> by_larger_sizes(MatrixRecurrence s, const at:
   return {out.narrow(3, 0, V).contiguous(), last.narrow(2, 0, K).narrow(3, 0, V).contiguous()};
 }
 
+// The rate and the skip of ssd on GPUs whose kernels have neither.
+std::tuple<at::Tensor, at::Tensor> by_products_with_v(MatrixRecurrence s, const at::Tensor& state) {
+  const at::Tensor v = with_heads(s.v, state.size(1));
+  const at::Tensor skip = s.skip;
+  if (s.rate.defined()) s.v = (s.rate * v).to(at::kBFloat16);
+  s.rate = s.skip = at::Tensor();
+  auto [out, last] = by_tensor_cores(s, state);
+  if (skip.defined()) out = (out + skip.unsqueeze(-1) * v).to(at::kBFloat16);
+  return {out, last};
+}
+
 // For decoding: nothing is kept or prepared, and gates are read in their own dtype.
 std::tuple<at::Tensor, at::Tensor> by_few_steps(const MatrixRecurrence& s,
                                                 const at::Tensor& state) {
@@ -217,7 +244,7 @@ std::tuple<at::Tensor, at::Tensor> by_few_steps(const MatrixRecurrence& s,
 bool on_tensor_cores(const MatrixRecurrence& s, const at::Tensor& state) {
   if (state.scalar_type() != at::kFloat || s.q.scalar_type() != at::kBFloat16) return false;
   if (!s.k.defined()) return false;
-  if (!(is_few(s, state) ? on_gpu(state.device()) : on_hopper(state.device()))) return false;
+  if (!on_gpu(state.device())) return false;
   const int64_t key_dim = cuda::key_size(rule_of(s), s.u.defined(), state.size(2));
   if (key_dim == 0) return false;
   // Over a whole sequence a delta rule's short keys stay in fp32: rounded to bf16 they cost 1.0
@@ -236,6 +263,8 @@ bool on_tensor_cores(const MatrixRecurrence& s, const at::Tensor& state) {
 
 std::tuple<at::Tensor, at::Tensor> by_tensor_cores(const MatrixRecurrence& s,
                                                    const at::Tensor& state) {
+  if ((s.rate.defined() || s.skip.defined()) && !on_hopper(state.device()))
+    return by_products_with_v(s, state);
   const bool keeps = wants_gradient(s, state);
   const bool few = is_few(s, state);
   const int64_t key_dim = cuda::key_size(rule_of(s), s.u.defined(), state.size(2));
