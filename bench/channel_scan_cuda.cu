@@ -20,15 +20,25 @@ void scan(const Machine& machine, Update update, const char* name, int64_t B, in
                        .time = T,
                        .channels = M,
                        .state_size = N};
-  p.delta_softplus = true, p.x = buffers.sequence(B, T, M), p.delta = buffers.sequence(B, T, M);
-  p.z = buffers.sequence(B, T, M), p.k = buffers.sequence(B, T, N), p.q = buffers.sequence(B, T, N);
-  p.y = buffers.sequence(B, T, M), p.D = real(M, 0, 1), p.delta_bias = real(M, -6, -3);
+  p.delta_softplus = true;
+  p.x = buffers.sequence(B, T, M);
+  p.delta = buffers.sequence(B, T, M);
+  p.z = buffers.sequence(B, T, M);
+  p.k = buffers.sequence(B, T, N);
+  p.q = buffers.sequence(B, T, N);
+  p.y = buffers.sequence(B, T, M);
+  p.D = real(M, 0, 1);
+  p.delta_bias = real(M, -6, -3);
   if (update == Update::decay) p.rate = {real(B * T * N, -16, -0.5f), T * N, N};
-  p.final_state = real(B * M * N, 0, 1), p.chunk_states = real(cuda::chunk_states(p), 0, 1);
+  p.final_state = real(B * M * N, 0, 1);
+  p.chunk_states = real(cuda::chunk_states(p), 0, 1);
   ChannelScanBackward q{.forward = p, .dy = buffers.sequence(B, T, M)};
-  q.dx = buffers.sequence(B, T, M), q.ddelta = buffers.sequence(B, T, M),
+  q.dx = buffers.sequence(B, T, M);
+  q.ddelta = buffers.sequence(B, T, M);
   q.dz = buffers.sequence(B, T, M);
-  q.dk = real(B * T * N, 0, 1), q.dq = real(B * T * N, 0, 1), q.dD = real(M, 0, 1),
+  q.dk = real(B * T * N, 0, 1);
+  q.dq = real(B * T * N, 0, 1);
+  q.dD = real(M, 0, 1);
   q.ddelta_bias = real(M, 0, 1);
   if (update == Update::decay) q.drate = real(B * T * N, 0, 1);
   void* forward = buffers.raw(cuda::workspace_bytes(p));

@@ -23,15 +23,24 @@ void scan(const Machine& machine, int64_t B, int64_t T, int64_t M, int64_t N) {
                        .state_size = N,
                        .delta_softplus = true,
                        .rate_of_channels = true};
-  p.x = buffers.sequence(B, T, M), p.delta = buffers.sequence(B, T, M),
+  p.x = buffers.sequence(B, T, M);
+  p.delta = buffers.sequence(B, T, M);
   p.z = buffers.sequence(B, T, M);
-  p.k = buffers.sequence(B, T, N), p.q = buffers.sequence(B, T, N), p.y = buffers.sequence(B, T, M);
-  p.rate = {real(M * N, -16, -0.5f)}, p.D = real(M, 0, 1), p.delta_bias = real(M, -6, -3);
-  p.final_state = real(B * M * N, 0, 1), p.chunk_states = real(cuda::chunk_states(p), 0, 1);
+  p.k = buffers.sequence(B, T, N);
+  p.q = buffers.sequence(B, T, N);
+  p.y = buffers.sequence(B, T, M);
+  p.rate = {real(M * N, -16, -0.5f)};
+  p.D = real(M, 0, 1);
+  p.delta_bias = real(M, -6, -3);
+  p.final_state = real(B * M * N, 0, 1);
+  p.chunk_states = real(cuda::chunk_states(p), 0, 1);
   ChannelScanBackward q{.forward = p, .dy = buffers.sequence(B, T, M)};
-  q.dx = buffers.sequence(B, T, M), q.ddelta = buffers.sequence(B, T, M),
+  q.dx = buffers.sequence(B, T, M);
+  q.ddelta = buffers.sequence(B, T, M);
   q.dz = buffers.sequence(B, T, M);
-  q.dk = real(B * T * N, 0, 1), q.dq = real(B * T * N, 0, 1), q.drate = real(M * N, 0, 1),
+  q.dk = real(B * T * N, 0, 1);
+  q.dq = real(B * T * N, 0, 1);
+  q.drate = real(M * N, 0, 1);
   q.dD = real(M, 0, 1);
   q.ddelta_bias = real(M, 0, 1);
   void* forward = buffers.raw(cuda::workspace_bytes(p));
@@ -59,11 +68,14 @@ void conv(const Machine& machine, int64_t B, int64_t T, int64_t M, int64_t K) {
   Buffers buffers;
   CausalConv1dForward p{
       .dtype = DType::bf16, .batch = B, .time = T, .channels = M, .width = K, .silu = true};
-  p.x = buffers.sequence(B, T, M), p.y = buffers.sequence(B, T, M);
-  p.weight = buffers.random<float>(M * K, -1, 1), p.bias = buffers.random<float>(M, -1, 1);
+  p.x = buffers.sequence(B, T, M);
+  p.y = buffers.sequence(B, T, M);
+  p.weight = buffers.random<float>(M * K, -1, 1);
+  p.bias = buffers.random<float>(M, -1, 1);
   p.final_state = buffers.random<float>(B * M * K, -1, 1);
   CausalConv1dBackward q{.forward = p, .dy = {buffers.sequence(B, T, M)}};
-  q.dx = buffers.sequence(B, T, M), q.dweight = buffers.random<float>(M * K, -1, 1),
+  q.dx = buffers.sequence(B, T, M);
+  q.dweight = buffers.random<float>(M * K, -1, 1);
   q.dbias = buffers.random<float>(M, -1, 1);
   void* workspace = buffers.raw(cuda::workspace_bytes(q));
   std::printf("causal_conv1d bf16, B %ld, T %ld, Dm %ld, K %ld\n", long(B), long(T), long(M),
@@ -80,6 +92,8 @@ void conv(const Machine& machine, int64_t B, int64_t T, int64_t M, int64_t K) {
 
 int main() {
   const Machine machine;
-  for (auto [B, T] : {std::pair{8, 2048}, std::pair{1, 102400}})
-    scan(machine, B, T, 1536, 16), conv(machine, B, T, 1536, 4);
+  for (auto [B, T] : {std::pair{8, 2048}, std::pair{1, 102400}}) {
+    scan(machine, B, T, 1536, 16);
+    conv(machine, B, T, 1536, 4);
+  }
 }

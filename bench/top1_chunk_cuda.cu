@@ -48,12 +48,15 @@ void attention(const Machine& machine, Selection selection, int64_t B, int64_t T
                      .top_k = 1,
                      .scale = 10,
                      .selection = selection};
-  p.q = unit(buffers, B, T, H, D), p.k = unit(buffers, B, T, H, D),
+  p.q = unit(buffers, B, T, H, D);
+  p.k = unit(buffers, B, T, H, D);
   p.v = buffers.sequence(B, T, H * D);
-  p.out = buffers.sequence(B, T, H * D), p.logsumexp = buffers.raw(B * H * T * 4);
+  p.out = buffers.sequence(B, T, H * D);
+  p.logsumexp = buffers.raw(B * H * T * 4);
   p.selected = static_cast<int64_t*>(buffers.raw(B * H * T * 8));
   Top1ChunkBackward q{.forward = p, .dout = buffers.sequence(B, T, H * D)};
-  q.dq = buffers.sequence(B, T, H * D), q.dk = buffers.sequence(B, T, H * D),
+  q.dq = buffers.sequence(B, T, H * D);
+  q.dk = buffers.sequence(B, T, H * D);
   q.dv = buffers.sequence(B, T, H * D);
   void* forward = buffers.raw(cuda::workspace_bytes(p));
   void* backward = buffers.raw(cuda::workspace_bytes(q));
@@ -97,7 +100,8 @@ __global__ void mean_parts(View k, View summaries, int chunk, int heads, int wid
     bf16* to = static_cast<bf16*>(summaries.data) + b * summaries.batch_stride +
                c * summaries.time_stride + i / width * 2 * width + i % width;
     const bf16 high = __float2bfloat16(mean);
-    to[0] = __float2bfloat16(mean - cuda::to_compute(high)), to[width] = high;
+    to[0] = __float2bfloat16(mean - cuda::to_compute(high));
+    to[width] = high;
   }
 }
 
@@ -119,12 +123,14 @@ void step(const Machine& machine, Selection selection, int64_t B, int64_t T, int
          .scale = 10,
          .selection = selection,
          .past = T - 1};
-    p.q = unit(buffers, B, 1, H, D), p.k = unit(buffers, B, T, H, D),
+    p.q = unit(buffers, B, 1, H, D);
+    p.k = unit(buffers, B, T, H, D);
     p.v = buffers.sequence(B, T, H * D);
     const int64_t row = H * 2 * D;
     p.summaries = {buffers.random<bf16>(B * (T / C) * row, -0.1f, 0.1f), T / C * row, row};
     mean_parts<<<unsigned(B * (T / C)), 256>>>(p.k, p.summaries, int(C), int(H), int(D));
-    p.out = buffers.sequence(B, 1, H * D), p.logsumexp = buffers.raw(B * H * 4);
+    p.out = buffers.sequence(B, 1, H * D);
+    p.logsumexp = buffers.raw(B * H * 4);
     p.selected = static_cast<int64_t*>(buffers.raw(B * H * 8));
   }
   const double keys = double((T - 1) % C + 1 + C);

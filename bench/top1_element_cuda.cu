@@ -25,8 +25,12 @@ void attention(const Machine& machine, int64_t B, int64_t T, int64_t H, int64_t 
                        .kv_heads = Hk,
                        .head_dim = D,
                        .scale = 10 / double(D)};
-  p.q = queries(), p.k = keys(), p.v = keys(), p.out = queries();
-  p.logsumexp = buffers.raw(B * H * T * 4), p.soft = buffers.raw(B * H * T * D * 4);
+  p.q = queries();
+  p.k = keys();
+  p.v = keys();
+  p.out = queries();
+  p.logsumexp = buffers.raw(B * H * T * 4);
+  p.soft = buffers.raw(B * H * T * D * 4);
   p.index = static_cast<int64_t*>(buffers.raw(B * H * T * 8));
   const Top1ElementBackward q{p, queries(), queries(), keys(), keys()};
   void* forward = buffers.raw(cuda::workspace_bytes(p));

@@ -18,7 +18,10 @@ void attention(const Machine& machine, int64_t B, int64_t T, int64_t H, int64_t 
   const auto queries = [&] { return buffers.sequence(B, T, H * D); };
   const auto keys = [&] { return buffers.sequence(B, T, Hkv * D); };
   WindowAttentionForward p{DType::bf16, B, T, T, H, Hkv, D, std::min(window, T), 10 / double(D)};
-  p.q = queries(), p.k = keys(), p.v = keys(), p.out = queries();
+  p.q = queries();
+  p.k = keys();
+  p.v = keys();
+  p.out = queries();
   p.logsumexp = buffers.raw(B * H * T * 4);
   const WindowAttentionBackward g{p, queries(), queries(), keys(), keys(), nullptr};
   void* forward = buffers.raw(cuda::workspace_bytes(p));

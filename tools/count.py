@@ -33,6 +33,7 @@ LIMITS = {
 NO_LONG_LINES = {"lines over 100 columns": 0, "split string literals": 0}
 CODE_LIMITS = {
     **NO_LONG_LINES,
+    "comma statements": 0,
     "comments that begin with Of or What": 0,
     "declarations of several variables": 0,
 }

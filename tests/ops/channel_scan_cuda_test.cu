@@ -113,8 +113,10 @@ void channel(const Case& c, Expected& e, int64_t b, int64_t d) {
     e.y[at(t)] = c.optional ? y * z * sigmoid(z) : y;
     if (c.optional) e.dz[at(t)] = e.dy[at(t)] * y * sigmoid(z) * (1 + z * (1 - sigmoid(z)));
   }
-  for (int64_t n = 0; n < N; ++n)
-    e.final[state + n] = S[T * N + n], G[n] = c.optional ? e.dfinal[state + n] : 0;
+  for (int64_t n = 0; n < N; ++n) {
+    e.final[state + n] = S[T * N + n];
+    G[n] = c.optional ? e.dfinal[state + n] : 0;
+  }
   for (int64_t t = T - 1; t >= 0; --t) {
     const Step p = step_at(t);
     const double rest = written(t);
@@ -134,10 +136,11 @@ void channel(const Case& c, Expected& e, int64_t b, int64_t d) {
       const double ddecay = G[n] * before;
       e.dk[token(t) + n] += p.size * rest * G[n];
       if (c.update == Update::decay) {
-        dstep += ddecay * decay[n] * e.rate[token(t) + n],
-            e.drate[token(t) + n] += ddecay * decay[n] * p.size;
+        dstep += ddecay * decay[n] * e.rate[token(t) + n];
+        e.drate[token(t) + n] += ddecay * decay[n] * p.size;
       } else if (c.update == Update::diagonal) {
-        dstep -= ddecay * k * k, e.dk[token(t) + n] -= 2 * p.size * k * ddecay;
+        dstep -= ddecay * k * k;
+        e.dk[token(t) + n] -= 2 * p.size * k * ddecay;
       } else {
         e.dk[token(t) + n] -= p.size * dwrite * before;
       }
@@ -146,18 +149,24 @@ void channel(const Case& c, Expected& e, int64_t b, int64_t d) {
     if (c.update != Update::decay)
       for (int64_t n = 0; n < N; ++n)
         e.dk[token(t) + n] -= 2 * e.k[token(t) + n] * dstep * p.size * p.size;
-    e.dx[at(t)] = D * dout + p.size * dwrite, e.ddelta[at(t)] = dstep * p.slope;
-    e.dD[d] += dout * e.x[at(t)], e.dbias[d] += e.ddelta[at(t)];
+    e.dx[at(t)] = D * dout + p.size * dwrite;
+    e.ddelta[at(t)] = dstep * p.slope;
+    e.dD[d] += dout * e.x[at(t)];
+    e.dbias[d] += e.ddelta[at(t)];
   }
   for (int64_t n = 0; n < N; ++n) e.dinitial[state + n] = G[n];
 }
 
 void reference(const Case& c, Expected& e) {
   const int64_t rows = c.batch * c.time;
-  e.y.assign(rows * c.channels, 0), e.dx = e.ddelta = e.dz = e.y;
-  e.dk.assign(rows * c.state_size, 0), e.dq = e.drate = e.dk;
-  e.final.assign(c.batch * c.channels * c.state_size, 0), e.dinitial = e.final;
-  e.dD.assign(c.channels, 0), e.dbias = e.dD;
+  e.y.assign(rows * c.channels, 0);
+  e.dx = e.ddelta = e.dz = e.y;
+  e.dk.assign(rows * c.state_size, 0);
+  e.dq = e.drate = e.dk;
+  e.final.assign(c.batch * c.channels * c.state_size, 0);
+  e.dinitial = e.final;
+  e.dD.assign(c.channels, 0);
+  e.dbias = e.dD;
   for (int64_t b = 0; b < c.batch; ++b)
     for (int64_t d = 0; d < c.channels; ++d) channel(c, e, b, d);
 }
@@ -199,14 +208,18 @@ TEST_P(ChannelScanCuda, EqualsFloat64AndItself) {
   Array dinitial = floats(B * M * N);
   Expected e;
   // Means off zero: the relative error of a sum that cancels would say nothing about the kernel.
-  e.x = x.set(random.normal(B * T * M, 1)), e.k = k.set(random.normal(B * T * N, 0.3, 0.5));
-  e.q = q.set(random.normal(B * T * N, 1)), e.rate = rate.set(random.uniform(B * T * N, -3, -0.05));
+  e.x = x.set(random.normal(B * T * M, 1));
+  e.k = k.set(random.normal(B * T * N, 0.3, 0.5));
+  e.q = q.set(random.normal(B * T * N, 1));
+  e.rate = rate.set(random.uniform(B * T * N, -3, -0.05));
   e.delta =
       delta.set(c.optional || c.update != Update::decay ? random.normal(B * T * M, -1, 1.5)
                                                         : random.uniform(B * T * M, 0.001, 0.2));
-  e.z = z.set(random.normal(B * T * M, 1)), e.dy = dy.set(random.normal(B * T * M, 1));
-  e.D = D.set(random.normal(M)), e.bias = bias.set(random.normal(M, -1, 1));
-  e.initial = initial.set(random.normal(B * M * N)),
+  e.z = z.set(random.normal(B * T * M, 1));
+  e.dy = dy.set(random.normal(B * T * M, 1));
+  e.D = D.set(random.normal(M));
+  e.bias = bias.set(random.normal(M, -1, 1));
+  e.initial = initial.set(random.normal(B * M * N));
   e.dfinal = dfinal.set(random.normal(B * M * N));
   reference(c, e);
 
@@ -214,29 +227,40 @@ TEST_P(ChannelScanCuda, EqualsFloat64AndItself) {
   auto maybe_raw = [&](const Array& a) { return c.optional ? raw(a) : nullptr; };
   ChannelScanForward p{
       .dtype = c.dtype, .update = c.update, .batch = B, .time = T, .channels = M, .state_size = N};
-  p.delta_softplus = c.optional, p.x = x.view(), p.delta = delta.view(), p.k = k.view(),
+  p.delta_softplus = c.optional;
+  p.x = x.view();
+  p.delta = delta.view();
+  p.k = k.view();
   p.q = q.view();
   if (c.update == Update::decay) p.rate = rate.view();
-  p.z = maybe(z), p.D = maybe_raw(D), p.delta_bias = maybe_raw(bias),
+  p.z = maybe(z);
+  p.D = maybe_raw(D);
+  p.delta_bias = maybe_raw(bias);
   p.initial_state = maybe_raw(initial);
-  p.y = y.view(), p.final_state = raw(final), p.chunk_states = nullptr;
+  p.y = y.view();
+  p.final_state = raw(final);
+  p.chunk_states = nullptr;
   Memory forward_scratch(cuda::workspace_bytes(p));
   Array chunk_states = floats(cuda::chunk_states(p));
   const double limit = tolerance(c.dtype);
   cuda::channel_scan(p, forward_scratch.data, nullptr);
   EXPECT_LE(worst_row(y.values(), e.y, M), limit) << "y without chunk_states";
-  must(cudaMemset(y.memory.data, 0xff, y.memory.size)),
-      must(cudaMemset(final.data(), 0xff, final.memory.size));
+  must(cudaMemset(y.memory.data, 0xff, y.memory.size));
+  must(cudaMemset(final.data(), 0xff, final.memory.size));
   p.chunk_states = raw(chunk_states);
   cuda::channel_scan(p, forward_scratch.data, nullptr);
   EXPECT_LE(worst_row(y.values(), e.y, M), limit) << "y";
   EXPECT_LE(worst_row(final.values(), e.final, N), limit) << "final_state";
 
   ChannelScanBackward work{.forward = p, .dy = dy.view(), .dfinal_state = maybe_raw(dfinal)};
-  work.dx = dx.view(), work.ddelta = ddelta.view(), work.dz = maybe(dz), work.dk = raw(dk),
+  work.dx = dx.view();
+  work.ddelta = ddelta.view();
+  work.dz = maybe(dz);
+  work.dk = raw(dk);
   work.dq = raw(dq);
   work.drate = c.update == Update::decay ? raw(drate) : nullptr;
-  work.dD = maybe_raw(dD), work.ddelta_bias = maybe_raw(dbias),
+  work.dD = maybe_raw(dD);
+  work.ddelta_bias = maybe_raw(dbias);
   work.dinitial_state = maybe_raw(dinitial);
   Memory scratch(cuda::workspace_bytes(work));
   std::vector<std::vector<unsigned char>> first;

@@ -64,10 +64,15 @@ void reference(const ScanCase& c, ScanNumbers& x) {
   const int64_t N = c.state_size;
   const int64_t width = c.channels / c.groups;
   const int64_t rows = c.batch * c.time;
-  x.y.assign(rows * c.channels, 0), x.du = x.ddelta = x.dz = x.y;
-  x.dB.assign(rows * c.groups * N, 0), x.dC = x.dB;
-  x.final.assign(c.batch * c.channels * N, 0), x.dinitial = x.final;
-  x.dA.assign(c.channels * N, 0), x.dD.assign(c.channels, 0), x.dbias = x.dD;
+  x.y.assign(rows * c.channels, 0);
+  x.du = x.ddelta = x.dz = x.y;
+  x.dB.assign(rows * c.groups * N, 0);
+  x.dC = x.dB;
+  x.final.assign(c.batch * c.channels * N, 0);
+  x.dinitial = x.final;
+  x.dA.assign(c.channels * N, 0);
+  x.dD.assign(c.channels, 0);
+  x.dbias = x.dD;
   Numbers states((c.time + 1) * N);
   Numbers G(N);
   for (int64_t b = 0; b < c.batch; ++b)
@@ -92,14 +97,17 @@ void reference(const ScanCase& c, ScanNumbers& x) {
         if (c.optional)
           x.dz[i] = x.dy[i] * y * sigmoid(x.z[i]) * (1 + x.z[i] * (1 - sigmoid(x.z[i])));
       }
-      for (int64_t n = 0; n < N; ++n)
-        x.final[state + n] = states[c.time * N + n], G[n] = c.optional ? x.dfinal[state + n] : 0;
+      for (int64_t n = 0; n < N; ++n) {
+        x.final[state + n] = states[c.time * N + n];
+        G[n] = c.optional ? x.dfinal[state + n] : 0;
+      }
       for (int64_t t = c.time - 1; t >= 0; --t) {
         const int64_t i = (b * c.time + t) * c.channels + d;
         const int64_t j = ((b * c.time + t) * c.groups + d / width) * N;
         const double dout = c.optional ? x.dy[i] * x.z[i] * sigmoid(x.z[i]) : x.dy[i];
         double dstep = 0;
-        x.du[i] = D * dout, x.dD[d] += dout * x.u[i];
+        x.du[i] = D * dout;
+        x.dD[d] += dout * x.u[i];
         for (int64_t n = 0; n < N; ++n) {
           const double a = std::exp(step(i) * x.A[d * N + n]);
           const double before = states[t * N + n];
@@ -155,14 +163,17 @@ TEST_P(CudaScan, EqualsFloat64AndItself) {
   Array dinitial(real, B * M * N);
   ScanNumbers x;
   // Means off zero: the relative error of a sum that cancels would say nothing about the kernel.
-  x.u = u.set(random.normal(B * T * M, 1)), x.B = in_B.set(random.normal(B * T * GN, 1));
+  x.u = u.set(random.normal(B * T * M, 1));
+  x.B = in_B.set(random.normal(B * T * GN, 1));
   x.C = in_C.set(random.normal(B * T * GN, 1));
   x.delta = delta.set(c.optional ? random.normal(B * T * M, -1, 1.5)
                                  : random.uniform(B * T * M, 0.001, 0.2));
-  x.z = z.set(random.normal(B * T * M, 1)), x.dy = dy.set(random.normal(B * T * M, 1));
-  x.A = A.set(random.uniform(M * N, -double(std::min<int64_t>(N, 16)), -0.05)),
+  x.z = z.set(random.normal(B * T * M, 1));
+  x.dy = dy.set(random.normal(B * T * M, 1));
+  x.A = A.set(random.uniform(M * N, -double(std::min<int64_t>(N, 16)), -0.05));
   x.D = D.set(random.normal(M));
-  x.bias = bias.set(random.normal(M, -1, 1)), x.initial = initial.set(random.normal(B * M * N));
+  x.bias = bias.set(random.normal(M, -1, 1));
+  x.initial = initial.set(random.normal(B * M * N));
   x.dfinal = dfinal.set(random.normal(B * M * N));
   reference(c, x);
 
@@ -300,9 +311,12 @@ void reference(const ConvCase& c, ConvNumbers& n) {
   const int64_t K = c.width;
   const int64_t M = c.channels;
   const int64_t before = K - 1;
-  n.y.assign(c.batch * c.time * M, 0), n.dx = n.y;
-  n.final.assign(c.batch * M * before, 0), n.dinitial = n.final;
-  n.dweight.assign(M * K, 0), n.dbias.assign(M, 0);
+  n.y.assign(c.batch * c.time * M, 0);
+  n.dx = n.y;
+  n.final.assign(c.batch * M * before, 0);
+  n.dinitial = n.final;
+  n.dweight.assign(M * K, 0);
+  n.dbias.assign(M, 0);
   for (int64_t b = 0; b < c.batch; ++b)
     for (int64_t d = 0; d < M; ++d) {
       // from the first input of initial_state on
@@ -319,8 +333,10 @@ void reference(const ConvCase& c, ConvNumbers& n) {
         const double dpre = c.optional ? n.dy[i] * gate * (1 + pre * (1 - gate)) : n.dy[i];
         n.y[i] = c.optional ? pre * gate : pre;
         n.dbias[d] += dpre;
-        for (int64_t j = 0; j < K; ++j)
-          n.dweight[d * K + j] += dpre * x[t + j], dx[t + j] += dpre * n.weight[d * K + j];
+        for (int64_t j = 0; j < K; ++j) {
+          n.dweight[d * K + j] += dpre * x[t + j];
+          dx[t + j] += dpre * n.weight[d * K + j];
+        }
       }
       for (int64_t i = 0; i < before; ++i) {
         n.final[(b * M + d) * before + i] = x[c.time + i];
@@ -357,9 +373,11 @@ TEST_P(CudaConv, EqualsFloat64AndItself) {
   Array dbias(real, M);
   Array dinitial(real, B * M * before);
   ConvNumbers x;
-  x.x = in.set(random.normal(B * T * M)), x.dy = dy.set(random.normal(B * T * M));
-  x.weight = weight.set(random.normal(M * K, 0, 0.5)), x.bias = bias.set(random.normal(M));
-  x.initial = initial.set(random.normal(B * M * before)),
+  x.x = in.set(random.normal(B * T * M));
+  x.dy = dy.set(random.normal(B * T * M));
+  x.weight = weight.set(random.normal(M * K, 0, 0.5));
+  x.bias = bias.set(random.normal(M));
+  x.initial = initial.set(random.normal(B * M * before));
   x.dfinal = dfinal.set(random.normal(B * M * before));
   reference(c, x);
 

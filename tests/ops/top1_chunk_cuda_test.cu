@@ -77,7 +77,8 @@ struct Model {
     const double length = std::sqrt(dot(q, query(b, t, h), q, query(b, t, h)));
     for (int64_t j = 0; j < c.chunk_size; ++j) {
       const int64_t at = key(b, chunk * c.chunk_size + j, h);
-      x[j] = dot(q, query(b, t, h), k, at), mean += x[j] / double(c.chunk_size);
+      x[j] = dot(q, query(b, t, h), k, at);
+      mean += x[j] / double(c.chunk_size);
       longest = std::max(longest, length * std::sqrt(dot(k, at, k, at)));
     }
     // The mean is kept in two bfloat16, to 2^−17 of itself; a product of D terms is summed in
@@ -103,9 +104,13 @@ struct Model {
   }
 
   void run(const std::vector<int64_t>& selected) {
-    out.assign(q.size(), 0), dq = out, dk.assign(k.size(), 0), dv = dk;
+    out.assign(q.size(), 0);
+    dq = out;
+    dk.assign(k.size(), 0);
+    dv = dk;
     logsumexp.assign(c.batch * c.heads * c.time, 0);
-    dq_slack.assign(q.size() / c.head_dim, 0), dk_slack.assign(k.size() / c.head_dim, 0);
+    dq_slack.assign(q.size() / c.head_dim, 0);
+    dk_slack.assign(k.size() / c.head_dim, 0);
     for (int64_t b = 0; b < c.batch; ++b)
       for (int64_t h = 0; h < c.heads; ++h)
         for (int64_t t = 0; t < c.time; ++t) run_query(b, h, t, keys(b, h, t, selected));
@@ -117,9 +122,14 @@ struct Model {
     double top = -INFINITY;
     double sum = 0;
     double delta = 0;
-    for (int64_t j : read)
-      p.push_back(scale() * dot(q, i, k, key(b, j, h))), top = std::max(top, p.back());
-    for (double& x : p) x = std::exp(x - top), sum += x;
+    for (int64_t j : read) {
+      p.push_back(scale() * dot(q, i, k, key(b, j, h)));
+      top = std::max(top, p.back());
+    }
+    for (double& x : p) {
+      x = std::exp(x - top);
+      sum += x;
+    }
     logsumexp[row(b, h, t)] = top + std::log(sum);
     for (size_t n = 0; n < read.size(); ++n) {
       p[n] /= sum;
@@ -134,8 +144,11 @@ struct Model {
       for (int64_t d = 0; d < D; ++d) mean[d] += p[n] * k[j + d];
       dk_slack[j / D] += p[n] * slack * std::sqrt(dot(q, i, q, i));
       const double ds = scale() * p[n] * (dot(dout, i, v, j) - delta);
-      for (int64_t d = 0; d < D; ++d)
-        dv[j + d] += p[n] * dout[i + d], dq[i + d] += ds * k[j + d], dk[j + d] += ds * q[i + d];
+      for (int64_t d = 0; d < D; ++d) {
+        dv[j + d] += p[n] * dout[i + d];
+        dq[i + d] += ds * k[j + d];
+        dk[j + d] += ds * q[i + d];
+      }
     }
     dq_slack[i / D] = slack * std::sqrt(dot(mean, 0, mean, 0));
   }
@@ -244,7 +257,7 @@ TEST_P(Top1ChunkCuda, EqualsFloat64AndItself) {
   Random random{std::mt19937_64(5)};
   Device device(c);
   Model model{c};
-  model.q = device.q.set(directions(random, c, c.heads)),
+  model.q = device.q.set(directions(random, c, c.heads));
   model.k = device.k.set(directions(random, c, c.kv_heads));
   // Means off zero: the relative error of a sum that cancels would say nothing about the kernel.
   model.v = device.v.set(random.normal(c.batch * c.time * c.kv_heads * c.head_dim, 0.5));

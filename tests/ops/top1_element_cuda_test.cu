@@ -65,9 +65,14 @@ struct Model {
 
   void run(const std::vector<int64_t>& chosen) {
     const int64_t rows = c.batch * c.heads * c.time;
-    dq.assign(q.size(), 0), dk.assign(k.size(), 0), dv = dk, soft.assign(q.size(), 0),
-                                                    logsumexp.assign(rows, 0);
-    soft_slack.assign(rows, 0), dq_slack.assign(rows, 0), dk_slack.assign(k.size() / c.head_dim, 0);
+    dq.assign(q.size(), 0);
+    dk.assign(k.size(), 0);
+    dv = dk;
+    soft.assign(q.size(), 0);
+    logsumexp.assign(rows, 0);
+    soft_slack.assign(rows, 0);
+    dq_slack.assign(rows, 0);
+    dk_slack.assign(k.size() / c.head_dim, 0);
     for (int64_t row = 0; row < rows; ++row) run_query(row, chosen[row]);
   }
   void run_query(int64_t row, int64_t chosen) {
@@ -100,18 +105,27 @@ struct Model {
     for (int64_t j = 0; j < keys; ++j) {
       const int64_t at = key(b, j, h);
       p[j] /= sum;
-      for (int64_t d = 0; d < D; ++d) mean[d] += p[j] * v[at + d], mean_key[d] += p[j] * k[at + d];
+      for (int64_t d = 0; d < D; ++d) {
+        mean[d] += p[j] * v[at + d];
+        mean_key[d] += p[j] * k[at + d];
+      }
       lengths += p[j] * length(v, at) * (j == best ? 0x1p-18 : 0x1p-8);
     }
-    for (int64_t d = 0; d < D; ++d)
-      delta += mean[d] * dout[i + d], dv[key(b, chosen, h) + d] += dout[i + d];
+    for (int64_t d = 0; d < D; ++d) {
+      delta += mean[d] * dout[i + d];
+      dv[key(b, chosen, h) + d] += dout[i + d];
+    }
     const double slack = std::abs(scale()) * length(dout, i) * lengths;
-    soft_slack[row] = lengths, dq_slack[i / D] = slack * std::sqrt(dot(mean_key, 0, mean_key, 0));
+    soft_slack[row] = lengths;
+    dq_slack[i / D] = slack * std::sqrt(dot(mean_key, 0, mean_key, 0));
     for (int64_t j = 0; j < keys; ++j) {
       const int64_t at = key(b, j, h);
       const double ds = scale() * p[j] * (dot(dout, i, v, at) - delta);
       dk_slack[at / D] += (p[j] * slack + 0x1p-120) * length(q, i);
-      for (int64_t d = 0; d < D; ++d) dq[i + d] += ds * k[at + d], dk[at + d] += ds * q[i + d];
+      for (int64_t d = 0; d < D; ++d) {
+        dq[i + d] += ds * k[at + d];
+        dk[at + d] += ds * q[i + d];
+      }
     }
   }
 };
@@ -157,8 +171,12 @@ struct Device {
                          .kv_heads = c.kv_heads,
                          .head_dim = c.head_dim,
                          .scale = scale};
-    p.q = q.view(), p.k = k.view(), p.v = v.view(), p.out = out.view();
-    p.logsumexp = logsumexp.data(), p.soft = soft.data(),
+    p.q = q.view();
+    p.k = k.view();
+    p.v = v.view();
+    p.out = out.view();
+    p.logsumexp = logsumexp.data();
+    p.soft = soft.data();
     p.index = static_cast<int64_t*>(index.data);
     return p;
   }
@@ -176,7 +194,8 @@ void fill(Device& device, Model& model) {
   const int64_t keys = c.batch * (c.past + c.time) * c.kv_heads;
   Numbers k = directions(random, keys, c);
   for (size_t i = 0; c.equal && i < k.size(); ++i) k[i] = k[i % c.head_dim];
-  model.q = device.q.set(directions(random, queries, c)), model.k = device.k.set(k);
+  model.q = device.q.set(directions(random, queries, c));
+  model.k = device.k.set(k);
   // Means off zero: the relative error of a sum that cancels would say nothing about the kernel.
   model.v = device.v.set(random.normal(keys * c.head_dim, 0.5));
   model.dout = device.dout.set(random.normal(queries * c.head_dim, 0.5));

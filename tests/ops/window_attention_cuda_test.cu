@@ -71,10 +71,17 @@ struct Model {
   void run() {
     const int64_t rows = c.batch * c.heads * c.time;
     const int64_t key_rows = int64_t(k.size()) / c.head_dim;
-    out.assign(q.size(), 0), dq = out, dk.assign(k.size(), 0), dv = dk, logsumexp.assign(rows, 0);
-    out_slack.assign(rows, 0), dq_slack = out_slack;
-    dk_slack.assign(key_rows, 0), dv_slack = dk_slack;
-    ddecay_sums.assign(decay_sums.size(), 0), ddecay_sums_slack = ddecay_sums;
+    out.assign(q.size(), 0);
+    dq = out;
+    dk.assign(k.size(), 0);
+    dv = dk;
+    logsumexp.assign(rows, 0);
+    out_slack.assign(rows, 0);
+    dq_slack = out_slack;
+    dk_slack.assign(key_rows, 0);
+    dv_slack = dk_slack;
+    ddecay_sums.assign(decay_sums.size(), 0);
+    ddecay_sums_slack = ddecay_sums;
     for (int64_t row = 0; row < rows; ++row) run_query(row);
   }
   void run_query(int64_t row) {
@@ -103,8 +110,10 @@ struct Model {
     for (int64_t j = first; j <= position; ++j) {
       const int64_t at = key(b, j, h);
       const double weight = p[j - first] /= sum;
-      for (int64_t d = 0; d < D; ++d)
-        out[i + d] += weight * v[at + d], mean_key[d] += weight * k[at + d];
+      for (int64_t d = 0; d < D; ++d) {
+        out[i + d] += weight * v[at + d];
+        mean_key[d] += weight * k[at + d];
+      }
       lengths += weight * length(v, at);
     }
     for (int64_t d = 0; d < D; ++d) delta += out[i + d] * dout[i + d];

@@ -187,7 +187,9 @@ class FakeStudy : public testing::Test {
   StudyOptions options(const std::string& plan = kPlan) {
     write_file(folder / "plan.toml", plan);
     StudyOptions out;
-    out.plan = folder / "plan.toml", out.study = folder / "study", out.program = folder / "trainer",
+    out.plan = folder / "plan.toml";
+    out.study = folder / "study";
+    out.program = folder / "trainer";
     out.jobs = 2;
     return out;
   }
