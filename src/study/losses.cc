@@ -32,8 +32,10 @@ struct RunLine {
   ASSAY_FIELDS(model, tokens, seed, epochs, parameters, tokenizer, training_loss)
 };
 
-// Sums over the documents of one source.
+// Sums over the documents of one source, or of one document that has no source.
 struct Cluster {
+  std::string name;   // "source 'example.org'"
+  std::string place;  // "losses.jsonl:2", its first line
   int64_t documents = 0;
   double nats = 0;
   double tokens = 0;
@@ -185,6 +187,11 @@ void add_document(ForeignRun& run, const Json& line, const Json& defaults,
   run.has_sources = run.has_sources && source;
   run.has_recall = run.has_recall && recall_nats && recall_tokens;
   Cluster& cluster = run.sets[set_of(line, defaults, place)][source ? *source : "#" + *document];
+  if (cluster.documents == 0) {
+    cluster.name = source ? fmt::format("source '{}'", *source)
+                          : fmt::format("document '{}' (it has no source)", *document);
+    cluster.place = place;
+  }
   ++cluster.documents;
   cluster.nats += nats;
   cluster.tokens += tokens.value_or(0);
@@ -242,11 +249,11 @@ void check_documents(const ForeignRun& first, const ForeignRun& run) {
         const auto other = found->second.find(source);
         if (other == found->second.end() || other->second.documents != cluster.documents)
           fail(
-              "{}: The run has {} of the source or document '{}' of {}, and another run has {}. "
+              "{}: In {}, the run has {} about the {}, and another run has {}, the first at {}. "
               "All runs must be evaluated on the same documents. Nothing was written.",
-              place,
-              counted(other == found->second.end() ? 0 : other->second.documents, "document"),
-              source, set, cluster.documents);
+              place, set,
+              counted(other == found->second.end() ? 0 : other->second.documents, "line"),
+              cluster.name, cluster.documents, cluster.place);
       }
     }
   };

@@ -181,5 +181,23 @@ TEST_F(Losses, BadFilesAreRejectedWithTheirLine) {
                  "must be evaluated on the same documents");
 }
 
+TEST_F(Losses, MissingDocumentIsNamedWithItsLineAndSource) {
+  EXPECT_MESSAGE(
+      read(run_line("base") + kDocuments + run_line("mine") + line("held_out", "web", "a.org", 30) +
+           line("out_of_domain", "code", "b", 50)),
+      "losses.jsonl:5: In web.valid, the run has 1 line about the source 'a.org', "
+      "and another run has 2, the first at ");
+  // The second document is missing in the first run.
+  const std::string unsourced = document_of(R"("nats": 30, "tokens": 10)");
+  std::string second = unsourced;
+  second.replace(second.find("\"1\""), 3, "\"5\"");
+  const std::string code = line("out_of_domain", "code", "b", 50);
+  const std::string text =
+      run_line("base") + unsourced + code + run_line("mine") + unsourced + second + code;
+  EXPECT_MESSAGE(read(text), "losses.jsonl:1: In a.valid, the run has 0 lines about ");
+  EXPECT_MESSAGE(read(text), "the document '5' (it has no source), and another run has 1, ");
+  EXPECT_MESSAGE(read(text), "losses.jsonl:6. All runs must");
+}
+
 }  // namespace
 }  // namespace assay::study
