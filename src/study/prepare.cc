@@ -288,6 +288,14 @@ std::string budget_label(int64_t tokens, const Model& model) {
   return same > 1 ? fmt::format(".{}", tokens) : label;
 }
 
+// Whether the reference has what every verdict needs: two budgets, and two seeds at one of them.
+bool has_ladder(const Plan& plan) {
+  const Model& reference = *std::ranges::find(plan.models, plan.reference, &Model::name);
+  return reference.budgets.size() > 1 &&
+         std::ranges::any_of(reference.budgets,
+                             [](const Budget& budget) { return budget.seeds.size() > 1; });
+}
+
 std::string rate_label(double rate) { return fmt::format(".lr-{}", rate); }
 
 // The runs of study_runs, without the check for equal ones.
@@ -399,6 +407,12 @@ std::string caution_about(double tokens) {
 
 std::vector<std::string> cautions(const Plan& plan, const std::vector<Candidate>& candidates) {
   std::vector<std::string> warnings;
+  if (plan.models.size() > 1 && !has_ladder(plan))
+    warnings.push_back(
+        "the plan has no ladder, "
+        "which is two or more budgets of the reference with two or more seeds each, "
+        "so every verdict will be \"not settled\". "
+        "Add `ladder = { tokens = […], seeds = […] }`, or take the study as a trial.");
   for (const Candidate& c : candidates) {
     const std::string caution = caution_about(longest_run(c));
     if (c.model->name != plan.reference || caution.empty()) continue;

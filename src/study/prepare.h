@@ -56,8 +56,9 @@ inline constexpr double kMostEpochs = 1.5;
 // a verdict, or "". References began to recall after 41M to 82M tokens (docs/statistics.md,
 // maturity).
 std::string caution_about(double tokens);
-// Sentences about settings whose verdicts will be biased or missing: the longest run reads its text
-// more than kMostEpochs times, or caution_about() has one about the longest run of the reference.
+// Sentences about verdicts that will be biased or missing: the plan has no ladder, the longest run
+// of a setting reads its text more than kMostEpochs times, or caution_about() has one about the
+// longest run of the reference.
 std::vector<std::string> cautions(const Plan& plan, const std::vector<Candidate>& candidates);
 
 // The learning rate of each model, by setting and model; absent where the grid gave none.

@@ -17,6 +17,8 @@ using Runner = FakeStudy;
 
 constexpr const char* kTune = "tune = { learning_rate = [0.001, 0.002, 0.004], tokens = 4000 }\n";
 
+constexpr const char* kLadder = "ladder = { tokens = [4000, 8000], seeds = [1, 2] }\n";
+
 TEST_F(Runner, RunsEveryModelAndSeedOnce) {
   const Outcome first = run_plan(options());
   EXPECT_EQ(first.planned, 4);
@@ -27,9 +29,31 @@ TEST_F(Runner, RunsEveryModelAndSeedOnce) {
   EXPECT_EQ(count(starts(), '\n'), 4) << "a finished run was repeated";
 }
 
+// A ladder is two budgets of the reference and two seeds; a reference alone needs none.
+TEST_F(Runner, MissingLadderIsWarnedOf) {
+  const auto warns = [&](const std::string& plan, const std::vector<std::string>& set) {
+    StudyOptions study = options(plan);
+    study.set = set;
+    const Plan read = read_plan(study.plan, study.set);
+    const auto warnings = cautions(read, {});
+    EXPECT_LE(warnings.size(), 1u);
+    return !warnings.empty() && warnings[0].starts_with("the plan has no ladder, ");
+  };
+  EXPECT_TRUE(warns(kPlan, {}));
+  EXPECT_TRUE(warns(without_tokens(), {"tokens=[4000]"}));
+  EXPECT_TRUE(warns(without_tokens(), {"tokens=[4000, 8000]", "seeds=[1]"}));
+  EXPECT_FALSE(warns(without_tokens(), {"tokens=[4000, 8000]"}));
+  EXPECT_FALSE(warns(without_tokens() + kLadder, {"tokens=[4000]", "seeds=[1]"}));
+  EXPECT_FALSE(warns(kPlan, {"models=[\"full\"]"}));
+  testing::internal::CaptureStderr();
+  dry_run(options());
+  EXPECT_NE(testing::internal::GetCapturedStderr().find("warning: the plan has no ladder, "),
+            std::string::npos);
+}
+
 // A synthetic domain can be learned from few tokens, and real text cannot.
 TEST_F(Runner, ShortLadderOnRealTextIsWarnedOf) {
-  const StudyOptions study = options();
+  const StudyOptions study = options(without_tokens() + "tokens = [4000]\n" + kLadder);
   const Plan plan = read_plan(study.plan, study.set);
   auto candidates = ask_trainer(plan, study);
   EXPECT_TRUE(cautions(plan, candidates).empty());
@@ -39,7 +63,7 @@ TEST_F(Runner, ShortLadderOnRealTextIsWarnedOf) {
   write_file(manifest, json.dump());
   const auto warnings = cautions(plan, candidates);
   ASSERT_EQ(warnings.size(), 1u);
-  EXPECT_NE(warnings[0].find("the longest run of the reference reads 0.004M tokens"),
+  EXPECT_NE(warnings[0].find("the longest run of the reference reads 0.008M tokens"),
             std::string::npos)
       << warnings[0];
 }
