@@ -19,10 +19,9 @@ at::Tensor losses_by_position(nn::LanguageModel& model, const at::Tensor& tokens
     const int64_t end = std::min(begin + piece, length);
     const at::Tensor hidden = model.hidden(on_device.slice(1, begin, end), state);
     const at::Tensor targets = on_device.slice(1, begin + 1, end + 1);
-    losses.push_back(
-        nn::lm_token_losses(hidden.flatten(0, 1), model.head_weight(), targets.flatten())
-            .view({batch, -1})
-            .to(at::kCPU, at::kFloat));
+    losses.push_back(nn::score_tokens(hidden.flatten(0, 1), model.head_weight(), targets.flatten())
+                         .losses.view({batch, -1})
+                         .to(at::kCPU, at::kFloat));
   }
   return at::cat(losses, 1);
 }

@@ -491,8 +491,8 @@ at::Tensor LanguageModel::token_losses(const at::Tensor& tokens) {
   const at::NoGradGuard no_grad;
   ModelState state{.last = true};
   const at::Tensor h = hidden(tokens.slice(1, 0, -1), state);
-  return lm_token_losses(h.flatten(0, 1), head_weight(), tokens.slice(1, 1).flatten())
-      .view({tokens.size(0), -1});
+  return score_tokens(h.flatten(0, 1), head_weight(), tokens.slice(1, 1).flatten())
+      .losses.view({tokens.size(0), -1});
 }
 
 double LanguageModel::forward_flops(int64_t time) {

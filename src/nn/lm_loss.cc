@@ -62,18 +62,22 @@ Tensor lm_loss(const Tensor& hidden, const Tensor& weight, const Tensor& targets
   return LmLoss::apply(hidden, weight, targets);
 }
 
-Tensor lm_token_losses(const Tensor& hidden, const Tensor& master, const Tensor& targets) {
+TokenScores score_tokens(const Tensor& hidden, const Tensor& master, const Tensor& targets,
+                         bool greedy) {
   const at::NoGradGuard no_grad;
   const Tensor weight = master.to(hidden.scalar_type());
   const int64_t rows = rows_at_once(hidden, weight.size(0));
   std::vector<Tensor> losses;
+  std::vector<Tensor> likeliest;
   for (int64_t begin = 0; begin < hidden.size(0); begin += rows) {
     const auto part = [&](const Tensor& x) {
       return x.slice(0, begin, std::min(begin + rows, hidden.size(0)));
     };
-    losses.push_back(ops::cross_entropy(ops::product(part(hidden), weight), part(targets)));
+    const Tensor logits = ops::linear(part(hidden), weight, {}, weight.is_same(master));
+    losses.push_back(ops::cross_entropy(logits, part(targets)));
+    if (greedy) likeliest.push_back(logits.argmax(1));
   }
-  return at::cat(losses);
+  return {at::cat(losses), greedy ? at::cat(likeliest) == targets : Tensor()};
 }
 
 }  // namespace assay::nn

@@ -10,8 +10,13 @@ namespace assay::nn {
 // targets [N] i64 → scalar fp32 (fp64 for fp64). The gradients are computed on the way forward,
 // from the same logits.
 at::Tensor lm_loss(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets);
-// The terms of that mean, [N] fp32 (fp64 for fp64); no gradient.
-at::Tensor lm_token_losses(const at::Tensor& hidden, const at::Tensor& weight,
-                           const at::Tensor& targets);
+
+struct TokenScores {
+  at::Tensor losses;  // the terms of that mean, [N] fp32 (fp64 for fp64)
+  at::Tensor greedy;  // is the target the likeliest token? [N] bool; undefined if not asked for
+};
+// No gradient. `weight` is at rest (ops/dense/linear/linear.h), as that of a model.
+TokenScores score_tokens(const at::Tensor& hidden, const at::Tensor& weight,
+                         const at::Tensor& targets, bool greedy = false);
 
 }  // namespace assay::nn

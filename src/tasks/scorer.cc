@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "base/interrupt.h"
+#include "nn/lm_loss.h"
 
 namespace assay::tasks {
 namespace {
@@ -37,33 +38,6 @@ size_t longest(const std::vector<Row>& rows) {
   size_t length = 0;
   for (const Row& row : rows) length = std::max(length, row.tokens.size());
   return length;
-}
-
-// Log-likelihoods of targets [N] after hidden [N, d], a few rows of logits at a time.
-struct Predictions {
-  std::vector<double> logprobs;
-  std::vector<bool> greedy;
-};
-Predictions predict(const nn::LanguageModel& model, const at::Tensor& hidden,
-                    const at::Tensor& targets) {
-  const int64_t elements = hidden.is_cuda() ? int64_t{1} << 28 : int64_t{1} << 22;
-  const int64_t rows = std::max<int64_t>(16, elements / model.spec.config.vocab_size);
-  Predictions out;
-  for (int64_t begin = 0; begin < hidden.size(0); begin += rows) {
-    const int64_t end = std::min(begin + rows, hidden.size(0));
-    const at::Tensor wanted = targets.slice(0, begin, end).unsqueeze(1);
-    const at::Tensor logits = model.logits_of_hidden(hidden.slice(0, begin, end));
-    const at::Tensor wide = logits.to(at::promote_types(logits.scalar_type(), at::kFloat));
-    const at::Tensor logprobs = (wide.gather(1, wanted).squeeze(1) - wide.logsumexp(1))
-                                    .to(at::kCPU, at::kDouble)
-                                    .contiguous();
-    const at::Tensor greedy = (logits.argmax(1) == wanted.squeeze(1)).to(at::kCPU).contiguous();
-    for (int64_t i = 0; i < end - begin; ++i) {
-      out.logprobs.push_back(logprobs.data_ptr<double>()[i]);
-      out.greedy.push_back(greedy.data_ptr<bool>()[i]);
-    }
-  }
-  return out;
 }
 
 at::Tensor repeated(int64_t count) { return at::zeros({count}, at::kLong); }
@@ -154,16 +128,18 @@ std::vector<Likelihood> Scorer::read_rows(const Batch& batch, size_t cut, nn::Mo
   }
   state.last = true;
   const at::Tensor hidden = model_.hidden(on_device(tokens), state).flatten(0, 1);
-  const Predictions found =
-      predict(model_, hidden.index_select(0, on_device(at::tensor(places, at::kLong))),
-              on_device(at::tensor(targets, at::kLong)));
+  const nn::TokenScores scores =
+      nn::score_tokens(hidden.index_select(0, on_device(at::tensor(places, at::kLong))),
+                       model_.head_weight(), on_device(at::tensor(targets, at::kLong)), true);
+  const at::Tensor losses = scores.losses.to(at::kCPU, at::kDouble);
+  const at::Tensor greedy = scores.greedy.to(at::kCPU);
   std::vector<Likelihood> out;
   size_t at = 0;
   for (const auto& [row, input] : batch.rows) {
     Likelihood& likelihood = out.emplace_back();
     for (int64_t i = 0; i < row->scored; ++i, ++at) {
-      likelihood.logprob += found.logprobs[at];
-      likelihood.greedy = likelihood.greedy && found.greedy[at];
+      likelihood.logprob -= losses.data_ptr<double>()[at];
+      likelihood.greedy = likelihood.greedy && greedy.data_ptr<bool>()[at];
     }
     if (!std::isfinite(likelihood.logprob))
       fail<Error>("the model gives an answer the log-likelihood {}", likelihood.logprob);
