@@ -390,12 +390,12 @@ TEST_F(SchedulerTest, CancelledRequestsLeaveTheirPlaces) {
 
 // Sequences in slots go on while a long prompt is read.
 TEST_F(SchedulerTest, DecodingContinuesWhileALongPromptIsRead) {
+  std::atomic<int> made = 0;  // before `running`, whose thread counts to its end
   Running running(*model);
   const auto decoding =
       std::make_shared<Recorded>(TaskOptions{.prompts = {prompt(5, "a")}, .max_tokens = 2000});
   const auto reading =
       std::make_shared<Recorded>(TaskOptions{.prompts = {prompt(1600, "b")}, .max_tokens = 1});
-  std::atomic<int> made = 0;
   int before = 0;
   decoding->on_token = [&] { ++made; };
   ASSERT_TRUE(running.scheduler.submit(decoding));

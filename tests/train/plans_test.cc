@@ -140,7 +140,7 @@ std::set<std::string> with_versions(const std::set<std::string>& names) {
 std::set<std::string> operators_of_a_step(const nn::ModelSpec& spec) {
   nn::LanguageModel model(spec);
   const ops::CalledOps called;
-  const int64_t tokens = std::min<int64_t>(301, model.max_time() + 1);
+  const int64_t tokens = std::min<int64_t>(300, model.max_time()) + 1;
   model.loss(at::zeros({1, tokens}, at::kLong)).backward();
   return with_versions(called.names);
 }
