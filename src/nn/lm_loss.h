@@ -13,9 +13,9 @@ at::Tensor lm_loss(const at::Tensor& hidden, const at::Tensor& weight, const at:
 
 struct TokenScores {
   at::Tensor losses;  // the terms of that mean, [N] fp32 (fp64 for fp64)
-  at::Tensor greedy;  // is the target the likeliest token? [N] bool; undefined if not asked for
+  at::Tensor greedy;  // whether the target is the likeliest, [N] bool; undefined if not asked for
 };
-// No gradient. `weight` is at rest (ops/dense/linear/linear.h), as that of a model.
+// No gradient. `weight` is at rest (ops/dense/linear/linear.h), as the weight of a model is.
 TokenScores score_tokens(const at::Tensor& hidden, const at::Tensor& weight,
                          const at::Tensor& targets, bool greedy = false);
 

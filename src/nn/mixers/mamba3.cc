@@ -88,8 +88,9 @@ struct Mamba3 final : ProjectedMixer {
     const at::Tensor turns = (wide(part[5]).tanh() * std::numbers::pi).unsqueeze(2);
     const at::Tensor angle = running_sum(delta.unsqueeze(-1) * turns, state, "angle");
     state["angle"] = at::remainder(state["angle"], 2 * std::numbers::pi);
-    const at::Tensor B = turned(*B_norm, part[2], B_bias, angle);
-    const at::Tensor C = turned(*C_norm, part[3], C_bias, angle);
+    const at::Tensor turn = at::polar(at::ones_like(angle), angle);  // complex
+    const at::Tensor B = turned(*B_norm, part[2], B_bias, turn);
+    const at::Tensor C = turned(*C_norm, part[3], C_bias, turn);
     const at::Tensor later = at::constant_pad_nd(past.slice(1, 1), {0, 0, 0, 1});
     std::optional<at::Tensor> first = state.find("S");
     if (first)
@@ -113,18 +114,16 @@ struct Mamba3 final : ProjectedMixer {
         config.decay == "softplus" ? at::softplus(a) : (1 + at::relu(a)) / (1 + at::relu(-a));
     return -h.clamp_min(1e-4);
   }
-  // [B, T, G · N] → R(angle) (norm(x) + bias) [B, T, H, N]
+  // [B, T, G · N], turn = exp(i θ) [B, T, H, pairs] → R(θ) (norm(x) + bias) [B, T, H, N]
   at::Tensor turned(const Norm& norm_of_group, const at::Tensor& x, const at::Tensor& bias,
-                    const at::Tensor& angle) const {
+                    const at::Tensor& turn) const {
     const auto dtype = x.scalar_type();
     const at::Tensor normed = norm_of_group.forward(split_heads(x, config.num_groups));
     const at::Tensor heads =
         (normed.unsqueeze(3) + bias.to(dtype).unflatten(0, {config.num_groups, -1})).flatten(2, 3);
-    const auto pair = heads.narrow(-1, 0, 2 * pairs).unflatten(-1, {pairs, 2}).unbind(-1);
-    const at::Tensor cos = angle.cos().to(dtype);
-    const at::Tensor sin = angle.sin().to(dtype);
-    const at::Tensor both =
-        at::stack({pair[0] * cos - pair[1] * sin, pair[0] * sin + pair[1] * cos}, -1).flatten(-2);
+    const at::Tensor rotating = wide(heads.narrow(-1, 0, 2 * pairs)).contiguous();
+    const at::Tensor pair = at::view_as_complex(rotating.unflatten(-1, {pairs, 2}));
+    const at::Tensor both = at::view_as_real(pair * turn).flatten(-2).to(dtype);
     return at::cat({both, heads.slice(-1, 2 * pairs)}, -1);
   }
 
