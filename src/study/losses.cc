@@ -238,7 +238,7 @@ std::vector<ForeignRun> read_runs(const fs::path& file) {
   return runs;
 }
 
-// Names the first source that one of the runs has and the other has not.
+// Names the first source or document whose number of lines differs between the runs.
 void check_documents(const ForeignRun& first, const ForeignRun& run) {
   const auto missing = [](const Sets& from, const Sets& in, const std::string& place) {
     for (const auto& [set, sources] : from) {
@@ -247,13 +247,12 @@ void check_documents(const ForeignRun& first, const ForeignRun& run) {
         fail("{}: The run has no losses of {}. Nothing was written.", place, set);
       for (const auto& [source, cluster] : sources) {
         const auto other = found->second.find(source);
-        if (other == found->second.end() || other->second.documents != cluster.documents)
+        const int64_t count = other == found->second.end() ? 0 : other->second.documents;
+        if (count != cluster.documents)
           fail(
               "{}: In {}, the run has {} about the {}, and another run has {}, the first at {}. "
               "All runs must be evaluated on the same documents. Nothing was written.",
-              place, set,
-              counted(other == found->second.end() ? 0 : other->second.documents, "line"),
-              cluster.name, cluster.documents, cluster.place);
+              place, set, counted(count, "line"), cluster.name, cluster.documents, cluster.place);
       }
     }
   };

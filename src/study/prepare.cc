@@ -289,7 +289,7 @@ std::string budget_label(int64_t tokens, const Model& model) {
 }
 
 // Whether the reference has what every verdict needs: two budgets, and two seeds at one of them.
-bool has_ladder(const Plan& plan) {
+bool can_be_compared_with(const Plan& plan) {
   const Model& reference = *std::ranges::find(plan.models, plan.reference, &Model::name);
   return reference.budgets.size() > 1 &&
          std::ranges::any_of(reference.budgets,
@@ -407,12 +407,12 @@ std::string caution_about(double tokens) {
 
 std::vector<std::string> cautions(const Plan& plan, const std::vector<Candidate>& candidates) {
   std::vector<std::string> warnings;
-  if (plan.models.size() > 1 && !has_ladder(plan))
+  if (plan.models.size() > 1 && !can_be_compared_with(plan))
     warnings.push_back(
-        "the plan has no ladder, "
-        "which is two or more budgets of the reference with two or more seeds each, "
+        "the reference has fewer than two budgets, or one seed at each of them, "
         "so every verdict will be \"not settled\". "
-        "Add `ladder = { tokens = […], seeds = […] }`, or take the study as a trial.");
+        "Give the plan a ladder, for example `ladder = { tokens = […], seeds = […] }`, "
+        "or take the study as a trial.");
   for (const Candidate& c : candidates) {
     const std::string caution = caution_about(longest_run(c));
     if (c.model->name != plan.reference || caution.empty()) continue;

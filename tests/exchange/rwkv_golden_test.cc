@@ -144,9 +144,9 @@ TEST_P(RwkvGolden, ExportsWhatItImported) {
   EXPECT_EQ(written.size() + unread, starting_with("param.").size());
   const auto settings = nlohmann::json::parse(read_file(out / "config.json"));
   const auto theirs = config();
+  // The ranks of x060 are constants of its trainer, not settings.
   for (const auto& [key, value] : theirs.items())
-    // The ranks of x060 are constants of its trainer, not settings.
-    if (!key.ends_with("_lora") || GetParam().second == std::string("rwkv_lm_x070"))
+    if (!key.ends_with("_lora") || GetParam().second != std::string("rwkv_lm_x060"))
       EXPECT_EQ(settings.value(key, nlohmann::json()), value) << key;
   EXPECT_EQ(hugging_face_spec(out).toml(), hugging_face_spec(folder).toml());
 }

@@ -98,10 +98,10 @@ inline void expect_equal_to_twin(const Operator& op, const Operator& twin, const
 // expect_equal_to_twin on a GPU, where there is one, in every precision or in bf16 alone.
 inline void expect_equal_to_twin_on_cuda(const Operator& op, const Operator& twin,
                                          const Named& given, bool only_bf16 = false,
-                                         double half = 1e-2) {
+                                         double bf16_tolerance = 1e-2) {
   if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
   for (const auto& [dtype, tolerance] :
-       {std::pair{at::kDouble, 1e-10}, {at::kFloat, 1e-5}, {at::kBFloat16, half}}) {
+       {std::pair{at::kDouble, 1e-10}, {at::kFloat, 1e-5}, {at::kBFloat16, bf16_tolerance}}) {
     if (only_bf16 && dtype != at::kBFloat16) continue;
     SCOPED_TRACE(dtype);
     Named there;
@@ -177,7 +177,7 @@ inline void expect_cut_anywhere(const Operator& op, const Named& given,
 // Tensor cores round the state that they multiply, so outputs differ by roundings of bf16 (2^-8).
 inline void expect_long_sequence_cut_on_cuda(const Operator& op, const Named& given,
                                              const std::set<std::string>& sequences,
-                                             double half = 1e-2) {
+                                             double bf16_tolerance = 1e-2) {
   if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
   const at::NoGradGuard no_grad;
   Named whole;
@@ -196,7 +196,7 @@ inline void expect_long_sequence_cut_on_cuda(const Operator& op, const Named& gi
   second["initial_state"] = std::get<1>(op(first));
   const auto [out, end] = op(second);
   const at::Tensor tail = expected.slice(1, -64);
-  EXPECT_LE(worst_row_error(out.slice(1, -64), tail, mean_row(tail) / 2), half);
+  EXPECT_LE(worst_row_error(out.slice(1, -64), tail, mean_row(tail) / 2), bf16_tolerance);
   EXPECT_LE(worst_row_error(end, last, mean_row(last)), 1e-2);
 }
 

@@ -21,7 +21,7 @@ def saved(*_):
     open("saved", "w").close()
     sys.exit(130)
 signal.signal(signal.SIGINT, saved)
-os.write(2, b"started\\n")  # the handler must not find a print of its own stream under way
+os.write(2, b"started\\n")  # print() would fail if the handler prints while it runs
 time.sleep(60)
 """
 PROGRESS = """

@@ -390,7 +390,7 @@ TEST_F(SchedulerTest, CancelledRequestsLeaveTheirPlaces) {
 
 // Sequences in slots go on while a long prompt is read.
 TEST_F(SchedulerTest, DecodingContinuesWhileALongPromptIsRead) {
-  std::atomic<int> made = 0;  // before `running`, whose thread counts to its end
+  std::atomic<int> made = 0;  // `running` increments it until its destructor
   Running running(*model);
   const auto decoding =
       std::make_shared<Recorded>(TaskOptions{.prompts = {prompt(5, "a")}, .max_tokens = 2000});

@@ -37,7 +37,7 @@ TEST_F(Runner, MissingLadderIsWarnedOf) {
     const Plan read = read_plan(study.plan, study.set);
     const auto warnings = cautions(read, {});
     EXPECT_LE(warnings.size(), 1u);
-    return !warnings.empty() && warnings[0].starts_with("the plan has no ladder, ");
+    return !warnings.empty() && warnings[0].starts_with("the reference has fewer than two budgets");
   };
   EXPECT_TRUE(warns(kPlan, {}));
   EXPECT_TRUE(warns(without_tokens(), {"tokens=[4000]"}));
@@ -47,7 +47,8 @@ TEST_F(Runner, MissingLadderIsWarnedOf) {
   EXPECT_FALSE(warns(kPlan, {"models=[\"full\"]"}));
   testing::internal::CaptureStderr();
   dry_run(options());
-  EXPECT_NE(testing::internal::GetCapturedStderr().find("warning: the plan has no ladder, "),
+  EXPECT_NE(testing::internal::GetCapturedStderr().find(
+                "warning: the reference has fewer than two budgets"),
             std::string::npos);
 }
 

@@ -81,11 +81,11 @@ __device__ inline void prefetch_l2(const void* from) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
 }
 
-// Whether the code is for a GPU with bulk copies and their barriers.
+// Whether the code is for GPUs with bulk copies and barriers that count their bytes.
 #if __CUDA_ARCH__ >= 900
-constexpr bool kHasCopyEngine = true;
+constexpr bool kHasBulkCopies = true;
 #else
-constexpr bool kHasCopyEngine = false;
+constexpr bool kHasBulkCopies = false;
 #endif
 
 // A barrier in shared memory that counts arrivals and the bytes of bulk copies.

@@ -529,8 +529,10 @@ void delta_prepare(const ChunkedForward& args, const Prepared& tiles, Stream str
 void delta_gradients(const ChunkedBackward& bwd, const Pass& task, Stream stream) {
   const ChunkedForward& args = bwd.forward;
   with_key_dim(args.key_dim, [&](auto size) {
+    constexpr size_t kBytes = sizeof(typename DeltaGradients<size.value>::Smem);
+    static_assert(kBytes <= kPortableSharedBytes);
     launch_kernel(delta_gradients_kernel<size.value>, unsigned(chunk_count(args) * args.heads),
-                  size.value, sizeof(typename DeltaGradients<size.value>::Smem), stream, bwd, task);
+                  size.value, kBytes, stream, bwd, task);
   });
 }
 

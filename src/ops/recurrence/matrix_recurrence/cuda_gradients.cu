@@ -334,6 +334,7 @@ void gradients(const ChunkedBackward& bwd, const Pass& task, Stream stream) {
   const ChunkedForward& args = bwd.forward;
   const unsigned blocks = unsigned(args.batch * ceil_div(args.time, kSteps) * args.heads);
   with_case(args, [&](auto which, auto size) {
+    static_assert(sizeof(GradientSmem<which.kRule, size.value>) <= kPortableSharedBytes);
     launch_kernel(gradients_kernel<which.kRule, size.value, which.kBonus>, blocks, size.value,
                   sizeof(GradientSmem<which.kRule, size.value>), stream, bwd, task);
   });

@@ -13,7 +13,7 @@ struct PreparedPass : Walk {
   static constexpr int kChunk = kSteps;
   static constexpr int kBlocks = 1;
   static constexpr int kRow = kK + 8;
-  static constexpr int kStages = kLow<kRule> && kK > 128 ? 3 : 4;  // in kPortableSharedBytes
+  static constexpr int kStages = kLow<kRule> && kK > 128 ? 3 : 4;  // fits kPortableSharedBytes
   static constexpr bool kTurns = !kOutputs && kLow<kRule>;
   static constexpr bool kTotals = !kOutputs && !kLow<kRule>;
   struct Stage : Tiles {
@@ -31,7 +31,7 @@ struct PreparedPass : Walk {
   const bf16* values =
       row<bf16>(task.values, args.heads, batch, y, head, args.value_dim) + first + x;
 
-  // The copy engine copies the tiles; on GPUs without one, all threads do. Without outputs neither
+  // Bulk copies bring the tiles; on GPUs without them, all threads copy. Without outputs neither
   // A is read nor, forwards, P or, backwards, K.
   __device__ void fetch(Stage& to, int i) const {
     constexpr int kBegin = kOutputs ? 0 : kBackwards ? offsetof(Tiles, R) : offsetof(Tiles, K);
@@ -39,7 +39,7 @@ struct PreparedPass : Walk {
     static_assert(kBegin % 16 == 0 && kBytes % 16 == 0);
     const auto* from = reinterpret_cast<const char*>(&task.tiles.at<kRule, kK>(index(i))) + kBegin;
     char* tiles = reinterpret_cast<char*>(static_cast<Tiles*>(&to)) + kBegin;
-    if constexpr (kHasCopyEngine) {
+    if constexpr (kHasBulkCopies) {
       if (threadIdx.x == 0) {
         const Mbarrier full{&to.full};
         full.arrive_expect_tx(kBytes);
@@ -102,7 +102,7 @@ struct PreparedPass : Walk {
   __device__ void run(Smem& s) const {
     float state[kK / 8][4];
     float total[kK / 8][4];
-    if constexpr (kHasCopyEngine) {
+    if constexpr (kHasBulkCopies) {
       if (threadIdx.x == 0) {
         for (Stage& stage : s.stages) Mbarrier{&stage.full}.init(1);
         fence_mbarrier_init();
@@ -114,7 +114,7 @@ struct PreparedPass : Walk {
     with_stages(
         s.stages, begin(), end(), [&](Stage& to, int i) { fetch(to, i); },
         [&](Stage& t, int i) {
-          if constexpr (kHasCopyEngine) Mbarrier{&t.full}.wait((i - begin()) / kStages % 2);
+          if constexpr (kHasBulkCopies) Mbarrier{&t.full}.wait((i - begin()) / kStages % 2);
           chunk(state, t, i);
           if constexpr (kTotals) scale_columns(total, t.decay);
         });

@@ -106,7 +106,7 @@ struct ChunkedForward {
   const void* u;       // in  [H, K] or null
   DType beta_dtype = DType::f32;
   DType u_dtype = DType::f32;
-  // in  [H] or null: out += skip v. It and the β of Rule::gla only where decays are scalar
+  // in  [H] or null: out += skip v; only if is_scalar(), as the β of Rule::gla
   const float* skip;
   const float* initial_state;  // in  [B, H, K, V] or null
   void* out;                   // out [B, T, H, V]  bf16
@@ -145,8 +145,8 @@ constexpr int kScalarChunkSteps = 64;
 constexpr int64_t kLargestKey = 256;
 int64_t key_size(Rule rule, bool bonus, int64_t key_dim);
 int64_t value_size(int64_t value_dim, bool decode, bool scalar);
-// One decay a step and head, or none, and nothing of low rank: on Hopper, chunks of 64 steps that
-// need no preparation. `skip` and the β of Rule::gla exist only there.
+// Whether the current device is Hopper and the call has one decay per step and head, or none, and
+// nothing of low rank: chunks of 64 steps that need no preparation.
 bool is_scalar(const ChunkedForward&);
 int64_t chunk_count(const ChunkedForward&);    // chunks of all sequences
 int64_t key_gradients(const ChunkedForward&);  // H, or a divisor of it where heads share q and k

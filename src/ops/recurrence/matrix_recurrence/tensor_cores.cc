@@ -66,8 +66,8 @@ Results run(ChunkedForward p, const Inputs& in) {
   cuda::matrix_recurrence(p, data(scratch), current_stream(device));
   return results;
 }
-// With one decay per step and head, or none, the states before all chunks need many times the
-// memory of the inputs. They are computed again, as the kernel for Hopper does by itself.
+// Without decays per channel, inputs are small and heads often share q and k: in Mamba-2 the states
+// before all chunks have 8 times the bytes of v. The backward pass computes them again.
 bool computes_again(const ChunkedForward& p) {
   return p.rule == Rule::gla && p.decay_dim <= 1 && !p.u && !cuda::is_scalar(p);
 }
@@ -206,7 +206,8 @@ std::tuple<at::Tensor, at::Tensor> by_larger_sizes(MatrixRecurrence s, const at:
   return {out.narrow(3, 0, V).contiguous(), last.narrow(2, 0, K).narrow(3, 0, V).contiguous()};
 }
 
-// The rate and the skip of ssd on GPUs whose kernels have neither.
+// ssd on GPUs other than Hopper: their kernels have no rate and no skip, so v is multiplied
+// outside. Both gradients of v are rounded to bf16.
 std::tuple<at::Tensor, at::Tensor> by_products_with_v(MatrixRecurrence s, const at::Tensor& state) {
   const at::Tensor v = with_heads(s.v, state.size(1));
   const at::Tensor skip = s.skip;
