@@ -133,9 +133,14 @@ std::string python_code_as_toml(const ConfigNode& model) {
 void read_python_code(const std::vector<std::string>& pattern, ConfigNode model) {
   const PythonCode given = code_of(model);
   const bool wanted = std::ranges::any_of(pattern, is_python);
-  if (!wanted && !given.name.empty())
-    model.refuse("python",
-                 "{table}.python is given, but no part of {table}.pattern is a python:CLASS");
+  if (!wanted && !given.name.empty()) {
+    const auto unknown = std::ranges::find_if(
+        pattern, [](const std::string& part) { return !mixers().contains(part); });
+    model.refuse(
+        "python",
+        "{table}.python is given, but no part of {table}.pattern is a python:CLASS" +
+            (unknown == pattern.end() ? "" : "; did you mean \"python:" + *unknown + "\"?"));
+  }
   if (!wanted) return;
   if (given.name.empty())
     model.refuse("pattern",
@@ -163,8 +168,8 @@ ModelSpec ModelSpec::read(const ConfigNode& model) {
   std::vector<std::string> keys = tables;
   if (std::ranges::any_of(spec.config.pattern, is_python) || model.has("python"))
     keys.insert(keys.end(), {"python", "python_source"});
-  model.read(spec.config, keys);
   read_python_code(spec.config.pattern, model);
+  model.read(spec.config, keys);
   check(model, spec.config);
   for (const std::string& name : spec.config.pattern)
     if (!is_python(name)) check_known(mixers(), name, model, "pattern");

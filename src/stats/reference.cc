@@ -380,7 +380,7 @@ std::string Reference::implausible(size_t rung, double held_out) const {
 std::string Reference::outside(double held_out) const {
   if (is_above(held_out))
     return fmt::format(
-        "The held-out loss {:.3f} is above that of every run of the reference ({:.3f} or less); "
+        "The held-out loss {:.6g} is above that of every run of the reference ({:.6g} or less); "
         "train longer or add a smaller rung.",
         held_out, high_);
   if (const Rise rise = rise_until(ladder_.size() - 1); rise.nats > options_.overfit_rise)

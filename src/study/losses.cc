@@ -15,10 +15,11 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr double kUsualBytes = 4;     // per token of English text
-constexpr double kRounding = 0.01;    // relative, of a loss that is given in two units
-constexpr double kHighestLoss = 50;   // nats per token
-constexpr double kLowestLoss = 0.05;  // nats per token, as a mean over a run
+constexpr double kUsualBytes = 4;       // per token of English text
+constexpr double kRounding = 0.01;      // relative, of a loss that is given in two units
+constexpr double kHighestLoss = 50;     // nats per token
+constexpr double kLeastShare = 1. / 3;  // of the training loss that a held-out loss can be
+constexpr double kLowestLoss = 0.05;    // nats per token, as a mean over a run
 constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
 
 struct RunLine {
@@ -50,6 +51,9 @@ struct ForeignRun {
   RunLine about;
   std::string place;  // "losses.jsonl:1"
   Sets sets;
+  // the first lines with and without tokens
+  std::string with_tokens;
+  std::string without_tokens;
   bool has_tokens = true;
   bool has_bytes = true;
   bool has_sources = true;
@@ -161,7 +165,8 @@ void add_document(ForeignRun& run, const Json& line, const Json& defaults,
   const double nats = nats_of(line, tokens, bytes, place);
   if (nats < 0) fail("{}: The loss must not be negative. Nothing was written.", place);
   for (const auto& [key, value] : {std::pair("tokens", tokens), {"bytes", bytes}})
-    if (value && !(*value > 0)) fail("{}: '{}' must be positive. Nothing was written.", place, key);
+    if (value && !(*value > 0 && *value == std::floor(*value)))
+      fail("{}: '{}' must be a positive whole number. Nothing was written.", place, key);
   if (!tokens && !bytes)
     fail("{}: The line has neither tokens nor bytes. Nothing was written.", place);
   check_unit(nats, tokens, place);
@@ -182,6 +187,13 @@ void add_document(ForeignRun& run, const Json& line, const Json& defaults,
         "{}: The line has neither source nor document, so it cannot be paired. "
         "Nothing was written.",
         place);
+  std::string& first = tokens ? run.with_tokens : run.without_tokens;
+  if (first.empty()) first = place;
+  if (!run.with_tokens.empty() && !run.without_tokens.empty())
+    fail(
+        "{} has no tokens, and {} has. Give tokens in all lines of a run, or in none. "
+        "Nothing was written.",
+        run.without_tokens, run.with_tokens);
   run.has_tokens = run.has_tokens && tokens;
   run.has_bytes = run.has_bytes && bytes;
   run.has_sources = run.has_sources && source;
@@ -198,6 +210,24 @@ void add_document(ForeignRun& run, const Json& line, const Json& defaults,
   cluster.bytes += bytes.value_or(0);
   cluster.recall_nats += recall_nats.value_or(0);
   cluster.recall_tokens += recall_tokens.value_or(0);
+}
+
+// A mean where the sum over a document is expected makes the loss far too small.
+void check_held_out(const ForeignRun& run) {
+  double nats = 0;
+  double tokens = 0;
+  for (const auto& [set, clusters] : run.sets)
+    if (set.ends_with(".valid"))
+      for (const auto& [name, cluster] : clusters) {
+        nats += cluster.nats;
+        tokens += cluster.tokens;
+      }
+  const auto training_loss = run.about.training_loss;
+  if (!training_loss || !run.has_tokens || nats >= kLeastShare * *training_loss * tokens) return;
+  fail(
+      "{}: The held-out loss is {:.3g} nats per token, and training_loss is {:.3g}. "
+      "nats is the sum over a document, not the mean over its tokens. Nothing was written.",
+      run.place, nats / tokens, *training_loss);
 }
 
 std::vector<ForeignRun> read_runs(const fs::path& file) {
@@ -235,6 +265,7 @@ std::vector<ForeignRun> read_runs(const fs::path& file) {
     }
   }
   if (runs.empty()) fail("{}: The file is empty. Nothing was written.", file.string());
+  std::ranges::for_each(runs, check_held_out);
   return runs;
 }
 

@@ -212,6 +212,7 @@ class Plan(unittest.TestCase):
         self.assertRegex(refused(num_heads="num_head"), r"wrong.toml:.*did you mean 'num_heads'")
         self.assertRegex(refused(Twin="Twinn"), r"wrong.toml:.*did you mean 'Twin'")
         self.assertIn("wrong.toml:6", refused(my_mixer="no_mixer"))
+        self.assertIn('did you mean "python:Twin"?', refused(**{"python:": ""}))
         self.write("my_mixer.py", TWIN.replace("self.out_proj(self.norm", "self.out(self.norm"))
         self.assertRegex(refused(), r"my_mixer.py:\d+: AttributeError: .*'out'")
         self.write("my_mixer.py", TWIN.replace("def forward(self, x, state)", "def forward(self"))
