@@ -233,7 +233,7 @@ at::Tensor running_sum(const at::Tensor& x, State& state, const std::string& nam
   if (!x.is_cpu()) {
     at::Tensor sums = sums_by_products(x.flatten(2)).view_as(x);
     if (const auto before = state.find(name)) sums = sums + before->squeeze(2).unsqueeze(1);
-    state[name] = sums.select(1, -1).unsqueeze(2);
+    state[name] = sums.select(1, -1).unsqueeze(2).clone();
     return sums;
   }
   const at::Tensor one = at::ones({1, 1, 1, 1}, x.options()).expand({x.size(0), x.size(1), 1, 1});
