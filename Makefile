@@ -17,9 +17,9 @@ STUDY   ?= study/demo
 SECONDS ?= 10
 export CCACHE_SLOPPINESS := pch_defines,time_macros,include_file_mtime,include_file_ctime
 export CUDACXX := $(NVCC)
-# Too large an allocation is the program's to report, under a sanitizer too.
+# Too large an allocation is the program's to report, under a sanitizer too. libtorch is not instrumented.
 export ASAN_OPTIONS ?= allocator_may_return_null=1
-export TSAN_OPTIONS ?= allocator_may_return_null=1
+export TSAN_OPTIONS ?= allocator_may_return_null=1:ignore_noninstrumented_modules=1
 
 .PHONY: all setup build demo test fast fuzz test-slurm test-clients bundle clean help
 all: build
