@@ -18,8 +18,8 @@ using Json = nlohmann::json;
 constexpr double kUsualBytes = 4;       // per token of English text
 constexpr double kRounding = 0.01;      // relative, of a loss that is given in two units
 constexpr double kHighestLoss = 50;     // nats per token
-constexpr double kLeastShare = 1. / 3;  // of the training loss that a held-out loss can be
 constexpr double kLowestLoss = 0.05;    // nats per token, as a mean over a run
+constexpr double kLeastShare = 1. / 3;  // the same, in proportion to the training loss
 constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
 
 struct RunLine {
@@ -51,13 +51,14 @@ struct ForeignRun {
   RunLine about;
   std::string place;  // "losses.jsonl:1"
   Sets sets;
-  // the first lines with and without tokens
+  // the first lines with and without tokens; a run has only one kind
   std::string with_tokens;
   std::string without_tokens;
-  bool has_tokens = true;
   bool has_bytes = true;
   bool has_sources = true;
   bool has_recall = true;
+
+  bool has_tokens() const { return without_tokens.empty(); }
 };
 
 const char* kHeldOut = "held_out";
@@ -194,7 +195,6 @@ void add_document(ForeignRun& run, const Json& line, const Json& defaults,
         "{} has no tokens, and {} has. Give tokens in all lines of a run, or in none. "
         "Nothing was written.",
         run.without_tokens, run.with_tokens);
-  run.has_tokens = run.has_tokens && tokens;
   run.has_bytes = run.has_bytes && bytes;
   run.has_sources = run.has_sources && source;
   run.has_recall = run.has_recall && recall_nats && recall_tokens;
@@ -210,24 +210,6 @@ void add_document(ForeignRun& run, const Json& line, const Json& defaults,
   cluster.bytes += bytes.value_or(0);
   cluster.recall_nats += recall_nats.value_or(0);
   cluster.recall_tokens += recall_tokens.value_or(0);
-}
-
-// A mean where the sum over a document is expected makes the loss far too small.
-void check_held_out(const ForeignRun& run) {
-  double nats = 0;
-  double tokens = 0;
-  for (const auto& [set, clusters] : run.sets)
-    if (set.ends_with(".valid"))
-      for (const auto& [name, cluster] : clusters) {
-        nats += cluster.nats;
-        tokens += cluster.tokens;
-      }
-  const auto training_loss = run.about.training_loss;
-  if (!training_loss || !run.has_tokens || nats >= kLeastShare * *training_loss * tokens) return;
-  fail(
-      "{}: The held-out loss is {:.3g} nats per token, and training_loss is {:.3g}. "
-      "nats is the sum over a document, not the mean over its tokens. Nothing was written.",
-      run.place, nats / tokens, *training_loss);
 }
 
 std::vector<ForeignRun> read_runs(const fs::path& file) {
@@ -265,7 +247,6 @@ std::vector<ForeignRun> read_runs(const fs::path& file) {
     }
   }
   if (runs.empty()) fail("{}: The file is empty. Nothing was written.", file.string());
-  std::ranges::for_each(runs, check_held_out);
   return runs;
 }
 
@@ -291,17 +272,12 @@ void check_documents(const ForeignRun& first, const ForeignRun& run) {
   missing(run.sets, first.sets, first.place);
 }
 
-// Do all of the runs have the property?
-bool all(const std::vector<ForeignRun>& runs, bool ForeignRun::* property) {
-  return std::ranges::all_of(runs, [&](const ForeignRun& run) { return run.*property; });
-}
-
 bool per_byte(const std::vector<ForeignRun>& runs) {
   std::set<std::optional<std::string>> tokenizers;
   for (const ForeignRun& run : runs) tokenizers.insert(run.about.tokenizer);
   const bool same = tokenizers.size() == 1;
-  if (same && all(runs, &ForeignRun::has_tokens)) return false;
-  if (all(runs, &ForeignRun::has_bytes)) return true;
+  if (same && std::ranges::all_of(runs, &ForeignRun::has_tokens)) return false;
+  if (std::ranges::all_of(runs, &ForeignRun::has_bytes)) return true;
   fail(
       "{}: {}, so the losses must be compared per byte, and not every line has bytes. "
       "Nothing was written.",
@@ -311,7 +287,7 @@ bool per_byte(const std::vector<ForeignRun>& runs) {
 
 // Mean over the text of the run; `kUsualBytes` if it does not say its tokens.
 double bytes_per_token(const ForeignRun& run) {
-  if (!run.has_tokens) return kUsualBytes;
+  if (!run.has_tokens()) return kUsualBytes;
   double bytes = 0;
   double tokens = 0;
   for (const auto& [set, sources] : run.sets)
@@ -401,7 +377,7 @@ run::RunRecord record_of(const ForeignRun& run, const Counting& counting, const 
   out.outcome.tokens = about.tokens;
   double training_loss = about.training_loss.value_or(kNone);
   if (counting.unit_bytes > 0)  // from nats per own token
-    training_loss *= run.has_tokens ? counting.unit_bytes / bytes_per_token(run) : kNone;
+    training_loss *= run.has_tokens() ? counting.unit_bytes / bytes_per_token(run) : kNone;
   out.outcome.final_loss = training_loss;
   out.end.step = 1;
   out.end.tokens = about.tokens;
@@ -438,7 +414,7 @@ void check_roles(const ForeignRun& run) {
 
 // A mean that is written as a sum would make all models equal.
 void check_sums(const ForeignRun& run) {
-  if (!run.has_tokens) return;
+  if (!run.has_tokens()) return;
   double nats = 0;
   double tokens = 0;
   for (const auto& [set, sources] : run.sets)
@@ -446,7 +422,8 @@ void check_sums(const ForeignRun& run) {
       nats += cluster.nats;
       tokens += cluster.tokens;
     }
-  if (nats >= kLowestLoss * tokens) return;
+  const double lowest = std::max(kLowestLoss, kLeastShare * run.about.training_loss.value_or(0));
+  if (nats >= lowest * tokens) return;
   fail(
       "{}: The loss of the run is {:.4f} nats per token. "
       "nats must be the sum over a document; a mean over its tokens is called loss. "
@@ -491,15 +468,15 @@ std::vector<std::string> notes_of(const std::vector<ForeignRun>& runs, const std
                           [&](const ForeignRun& run) { return run.about.model == reference; }))
     notes.push_back(
         fmt::format("The files have no model but {}, so nothing is compared.", reference));
-  if (unit_bytes > 0 && all(runs, &ForeignRun::has_recall))
+  if (unit_bytes > 0 && std::ranges::all_of(runs, &ForeignRun::has_recall))
     notes.push_back(
         "Recall targets depend on the tokenizer, "
         "so the recall of the models and the maturity of the reference are not checked.");
-  if (!all(runs, &ForeignRun::has_recall))
+  if (!std::ranges::all_of(runs, &ForeignRun::has_recall))
     notes.push_back(
         "Not every line has recall_nats and recall_tokens, "
         "so the recall of the models and the maturity of the reference are not checked.");
-  if (!all(runs, &ForeignRun::has_sources))
+  if (!std::ranges::all_of(runs, &ForeignRun::has_sources))
     notes.push_back(
         "Not every line names a source, so documents count as independent, "
         "and the intervals hold for these texts only.");
@@ -535,10 +512,10 @@ ForeignLosses read_losses(const std::vector<fs::path>& files, const std::string&
   const auto of_reference = std::ranges::find_if(
       runs, [&](const ForeignRun& run) { return run.about.model == reference; });
   const Counting counting{.unit_bytes = by_byte ? bytes_per_token(*of_reference) : 0,
-                          .sourced = all(runs, &ForeignRun::has_sources),
-                          .recall = !by_byte && all(runs, &ForeignRun::has_recall)};
+                          .sourced = std::ranges::all_of(runs, &ForeignRun::has_sources),
+                          .recall = !by_byte && std::ranges::all_of(runs, &ForeignRun::has_recall)};
   out.unit = by_byte ? "byte" : "token";
-  out.notes = notes_of(runs, reference, counting.unit_bytes, of_reference->has_tokens);
+  out.notes = notes_of(runs, reference, counting.unit_bytes, of_reference->has_tokens());
   out.plan.name = files.front().stem().string();
   out.plan.reference = reference;
   out.plan.has_ladder = true;

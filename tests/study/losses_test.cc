@@ -175,8 +175,8 @@ TEST_F(Losses, BadFilesAreRejectedWithTheirLine) {
   EXPECT_MESSAGE(read(run + kDocuments + document_of(R"("nats": 30, "bytes": 40)")),
                  "losses.jsonl:5 has no tokens, and ");
   EXPECT_MESSAGE(read(run_line("base", 1, 1000, R"(, "training_loss": 3.2)") +
-                      document_of(R"("nats": 3.1, "tokens": 10)")),
-                 "losses.jsonl:1: The held-out loss is 0.31 nats per token");
+                      line("held_out", "web", "a", 3.1) + line("out_of_domain", "code", "b", 3.1)),
+                 "losses.jsonl:1: The loss of the run is 0.3100 nats per token");
   EXPECT_MESSAGE(read(run + line("held_out", "web", "a", 3)), "\"out_of_domain\"");
   EXPECT_MESSAGE(read(run + kDocuments + run + kDocuments), "occurs twice");
   EXPECT_MESSAGE(read(run + kDocuments), "two or more budgets with two or more seeds each");

@@ -147,7 +147,7 @@ Segments::Segments(const ChunkedForward& args) {
   while (args.value_dim % columns || (!is_scalar(args) && args.key_dim % columns)) columns -= 16;
   parts = args.value_dim / columns;
   const int64_t blocks = args.batch * args.heads * parts;
-  // As many blocks as the SMs of Hopper hold at once: one more would take as long as all of them.
+  // As many blocks as the SMs of Hopper run at once. With one more, a pass takes twice as long.
   const int64_t resident = sm_count() * (is_scalar(args)     ? units_of_sm(args)
                                          : args.key_dim > 96 ? 2
                                                              : 4);
