@@ -75,9 +75,15 @@ SlicedPass::Tensors SlicedPass::run(const Function& function, size_t i, Passage&
   return {y, state.context.handed, last(i) ? Handed() : state.tensors()};
 }
 
+bool attends_at_once(const HeadwiseMixer* attention, int64_t count, int64_t time) {
+  if (!attention) return false;
+  return attention->divides_heads(count) || (attention->reach() >= 0 && attention->reach() <= time);
+}
+
 std::vector<at::Tensor> SlicedPass::forward(const SlicedLayer& sliced,
                                             const std::vector<at::Tensor>& x) {
   Layer& layer = layers_.emplace_back();
+  layer.attention = sliced.attention;
   std::vector<List> in;
   for (const at::Tensor& of_slice : x) in.push_back({of_slice});
   if (!sliced.attention) {
@@ -98,7 +104,9 @@ std::vector<at::Tensor> SlicedPass::forward(const SlicedLayer& sliced,
     return List{call(own[0], own.back(), own.size() > 2 ? own[1] : at::Tensor(), state)};
   };
   std::vector<List> lists = forward(layer, before, in);
-  const std::vector<at::Tensor> attended = attend(layer, *sliced.attention, lists);
+  layer.divided = layer.attention->divides_heads(slices_.count);
+  const std::vector<at::Tensor> attended =
+      layer.divided ? attend_with_shares(layer, lists) : attend_within_reach(layer, lists);
   for (size_t i = 0; i < lists.size(); ++i) {
     lists[i].resize(lists[i].size() - 3);
     lists[i].push_back(attended[i]);
@@ -109,7 +117,7 @@ std::vector<at::Tensor> SlicedPass::forward(const SlicedLayer& sliced,
 std::vector<SlicedPass::List> SlicedPass::forward(Layer& layer, Function function,
                                                   const std::vector<List>& x) {
   Stage& stage = layer.stages.emplace_back(std::move(function));
-  const int64_t index = stages_++;
+  const int64_t index = exchanges_++;
   std::vector<List> y;
   Handed state;
   if (slices_.begin > 0) state = neighbours_->receive(index);
@@ -143,7 +151,7 @@ std::vector<at::Tensor> SlicedPass::backward(const std::vector<at::Tensor>& dy,
                                              const std::function<void(size_t)>& done) {
   Layer layer = std::move(layers_.back());
   layers_.pop_back();
-  stages_ -= int64_t(layer.stages.size());
+  exchanges_ -= int64_t(layer.stages.size()) + (layer.attention && !layer.divided);
   std::vector<List> gradients;
   for (const at::Tensor& of_slice : dy) gradients.push_back({of_slice});
   gradients = backward(std::move(layer.stages.back()), gradients, done);
@@ -153,7 +161,8 @@ std::vector<at::Tensor> SlicedPass::backward(const std::vector<at::Tensor>& dy,
     of_attended.push_back(of_slice.back());
     of_slice.pop_back();
   }
-  const std::vector<List> heads = attend_backward(layer, of_attended);
+  const std::vector<List> heads = layer.divided ? attend_with_shares_backward(layer, of_attended)
+                                                : attend_within_reach_backward(layer, of_attended);
   layer.attended.clear();
   for (size_t i = 0; i < gradients.size(); ++i)
     gradients[i].insert(gradients[i].end(), heads[i].begin(), heads[i].end());
@@ -165,7 +174,8 @@ std::vector<SlicedPass::List> SlicedPass::backward(Stage stage, const std::vecto
   std::vector<List> dx(dy.size());
   for (size_t i = dy.size(); i-- > 0;) {
     Passage& passage = stage.passages[i];
-    if (recompute_) passage.out = run(stage.function, i, passage, /*again=*/true);
+    if (recompute_ && passage.out.x.empty())
+      passage.out = run(stage.function, i, passage, /*again=*/true);
     List roots = passage.out.x;
     List root_gradients = dy[i];
     const auto add = [&](const Handed& tensors, const Handed& their_gradients) {
@@ -196,8 +206,8 @@ at::Tensor SlicedPass::transposed(const std::vector<at::Tensor>& blocks) const {
 }
 
 // lists: queries, keys and values last, by slice of this process. → [B, T / count, H D]
-std::vector<at::Tensor> SlicedPass::attend(Layer& layer, HeadwiseMixer& attention,
-                                           const std::vector<List>& lists) {
+std::vector<at::Tensor> SlicedPass::attend_with_shares(Layer& layer,
+                                                       const std::vector<List>& lists) {
   const int64_t count = slices_.count;
   std::vector<at::Tensor> blocks;
   for (const List& of_slice : lists) {
@@ -215,8 +225,8 @@ std::vector<at::Tensor> SlicedPass::attend(Layer& layer, HeadwiseMixer& attentio
     const at::Tensor in = leaf(joined(shares[share]));
     const List heads = in.split_with_sizes(layer.heads, 2);
     const int64_t first = (slices_.begin + share) * layer.heads[0];
-    const at::Tensor y = attention.attend_whole({heads[0], heads[1], heads[2]}, first);
-    layer.attended.push_back({in, y});
+    const at::Tensor y = layer.attention->attend_whole({heads[0], heads[1], heads[2]}, first);
+    layer.attended.push_back({{in}, y, {}});
     results.push_back(cut(y.detach(), count));
   }
   std::vector<at::Tensor> out;
@@ -225,9 +235,9 @@ std::vector<at::Tensor> SlicedPass::attend(Layer& layer, HeadwiseMixer& attentio
   return out;
 }
 
-// From the gradients of attend()'s results to those of the queries, keys and values of each slice.
-std::vector<SlicedPass::List> SlicedPass::attend_backward(const Layer& layer,
-                                                          const std::vector<at::Tensor>& dy) {
+// From the gradients of the results to those of the queries, keys and values of each slice.
+std::vector<SlicedPass::List> SlicedPass::attend_with_shares_backward(
+    const Layer& layer, const std::vector<at::Tensor>& dy) {
   const int64_t count = slices_.count;
   std::vector<at::Tensor> blocks;
   for (const at::Tensor& of_slice : dy)
@@ -235,9 +245,9 @@ std::vector<SlicedPass::List> SlicedPass::attend_backward(const Layer& layer,
   const at::Tensor shares = transposed(blocks);
   std::vector<at::Tensor> results;
   for (size_t share = 0; share < layer.attended.size(); ++share) {
-    const auto& [in, y] = layer.attended[share];
-    torch::autograd::backward({y}, {joined(shares[int64_t(share)])});
-    results.push_back(cut(gradient_of(in), count));
+    const Attended& attended = layer.attended[share];
+    torch::autograd::backward({attended.out}, {joined(shares[int64_t(share)])});
+    results.push_back(cut(gradient_of(attended.in[0]), count));
   }
   std::vector<List> gradients;
   for (const at::Tensor& of_slice : transposed(results).unbind()) {
@@ -248,12 +258,91 @@ std::vector<SlicedPass::List> SlicedPass::attend_backward(const Layer& layer,
   return gradients;
 }
 
+// of_slice: queries, keys and values last. → [B, T / count, H D]
+at::Tensor SlicedPass::attend(const Layer& layer, const List& of_slice, Attended& attended) const {
+  const at::AutoGradMode with_gradients(true);
+  const size_t size = of_slice.size();
+  at::Tensor past_and_own = at::cat({of_slice[size - 2], of_slice[size - 1]}, 2).detach();
+  if (attended.past.defined()) past_and_own = at::cat({attended.past, past_and_own}, 1);
+  attended.in = {leaf(of_slice[size - 3]), leaf(past_and_own)};
+  const auto keys_and_values = attended.in[1].chunk(2, 2);
+  attended.out =
+      layer.attention->attend_whole({attended.in[0], keys_and_values[0], keys_and_values[1]}, 0);
+  return attended.out.detach().flatten(2);
+}
+
+std::vector<at::Tensor> SlicedPass::attend_within_reach(Layer& layer,
+                                                        const std::vector<List>& lists) {
+  const int64_t index = exchanges_++;
+  const int64_t reach = layer.attention->reach();
+  layer.attended.resize(lists.size());
+  for (size_t i = 0; i < lists.size(); ++i) {
+    if (last(i)) continue;
+    const List& of_slice = lists[i];
+    const at::Tensor& keys = of_slice[of_slice.size() - 2];
+    const int64_t first = keys.size(1) - reach;
+    const at::Tensor read_later =
+        copied(at::cat({keys.slice(1, first), of_slice.back().slice(1, first)}, 2));
+    if (i + 1 < lists.size()) layer.attended[i + 1].past = read_later;
+    else neighbours_->send(index, {{"keys and values", read_later}});
+  }
+  if (slices_.begin > 0) layer.attended[0].past = neighbours_->receive(index).begin()->second;
+  std::vector<at::Tensor> out;
+  for (size_t i = 0; i < lists.size(); ++i) {
+    out.push_back(attend(layer, lists[i], layer.attended[i]));
+    if (recompute_) layer.attended[i] = {{}, {}, layer.attended[i].past};
+  }
+  return out;
+}
+
+std::vector<SlicedPass::List> SlicedPass::attend_within_reach_backward(
+    Layer& layer, const std::vector<at::Tensor>& dy) {
+  std::vector<at::Tensor> of_queries;
+  std::vector<at::Tensor> of_keys_and_values;
+  at::Tensor of_past;  // of the keys and values before the slices of this process
+  const auto add_to_last = [&](const at::Tensor& gradient) {
+    const at::Tensor& all = of_keys_and_values.back();
+    all.narrow(1, all.size(1) - gradient.size(1), gradient.size(1)).add_(gradient);
+  };
+  for (size_t i = 0; i < dy.size(); ++i) {
+    Attended& attended = layer.attended[i];
+    Passage& before = layer.stages.front().passages[i];
+    if (recompute_) {
+      before.out = run(layer.stages.front().function, i, before, /*again=*/true);
+      attend(layer, before.out.x, attended);
+    }
+    torch::autograd::backward({attended.out}, {dy[i].view_as(attended.out)});
+    const at::Tensor all = gradient_of(attended.in[1]);
+    const int64_t past = attended.past.defined() ? attended.past.size(1) : 0;
+    if (i > 0) add_to_last(all.narrow(1, 0, past));
+    else of_past = copied(all.narrow(1, 0, past));
+    of_queries.push_back(gradient_of(attended.in[0]));
+    of_keys_and_values.push_back(all.slice(1, past));
+    attended = {};
+  }
+  if (slices_.begin > 0) neighbours_->send_gradients({of_past});
+  if (!last(dy.size() - 1)) {
+    const at::Tensor& all = of_keys_and_values.back();
+    const at::Tensor later =
+        at::empty_like(all.narrow(1, 0, layer.attention->reach()), at::MemoryFormat::Contiguous);
+    neighbours_->receive_gradients({later});
+    add_to_last(later);
+  }
+  std::vector<List> gradients;
+  for (size_t i = 0; i < dy.size(); ++i) {
+    const auto keys_and_values = of_keys_and_values[i].chunk(2, 2);
+    gradients.push_back({of_queries[i], keys_and_values[0], keys_and_values[1]});
+  }
+  return gradients;
+}
+
 namespace {
 
-SlicedLayer sliced(const std::shared_ptr<Layer>& layer, at::ScalarType dtype, int64_t count) {
+SlicedLayer sliced(const std::shared_ptr<Layer>& layer, at::ScalarType dtype, int64_t count,
+                   int64_t time) {
   SlicedLayer out;
   out.forward = [=](const at::Tensor& x, State& state) { return layer->forward(x, state, dtype); };
-  if (!layer->attention || !layer->attention->divides_heads(count)) return out;
+  if (!attends_at_once(layer->attention, count, time)) return out;
   out.attention = layer->attention;
   out.head_inputs = [=](const at::Tensor& x, State& state) {
     return layer->head_inputs(x, state, dtype);
@@ -285,7 +374,7 @@ std::vector<at::Tensor> sliced_loss(LanguageModel& model, const at::Tensor& toke
     x.push_back(embedded.back().detach());
   }
   for (const auto& layer : model.layers)
-    x = pass.forward(sliced(layer, model.product_dtype(), slices.count), x);
+    x = pass.forward(sliced(layer, model.product_dtype(), slices.count, time), x);
   for (int64_t i = 0; i < here; ++i) {
     const at::Tensor output = leaf(x[size_t(i)]);
     const at::Tensor targets = tokens.narrow(1, i * time + 1, time);

@@ -14,6 +14,9 @@
 // and values of all slices, attends, and sends the results back. [Jacobs et al. 2023, arXiv
 // 2309.14509: DeepSpeed-Ulysses] This needs a HeadwiseMixer whose heads can be divided so.
 //
+// Attention over a window needs the last keys and values of the slice before, which are there
+// before any slice attends. So no slice waits for the attention of another one.
+//
 // Each stage of a layer has, for each slice, a graph and a backward pass of its own, which the
 // loops here start. So the order of the exchanges is that of the loops, and autograd does not
 // decide about it. A tensor that goes from slice to slice is copied in the same way within a
@@ -60,7 +63,7 @@ class Neighbours {
 struct SlicedLayer {
   // The state goes from slice to slice.
   std::function<at::Tensor(const at::Tensor& x, State& state)> forward;
-  // Not null: `attention` divides its heads, and these two are called in place of `forward`, before
+  // Not null if attends_at_once(). Then these two are called in place of `forward`, before
   // attend_whole() and after it, with `attended` [B, T / count, H D].
   HeadwiseMixer* attention = nullptr;
   std::function<HeadwiseMixer::HeadInputs(const at::Tensor& x, State& state)> head_inputs = {};
@@ -69,12 +72,16 @@ struct SlicedLayer {
       after_attention = {};
 };
 
+// Whether all of `count` slices of `time` tokens can attend at the same time. Else, or if attention
+// is null, the state goes from slice to slice.
+bool attends_at_once(const HeadwiseMixer* attention, int64_t count, int64_t time);
+
 // The forward passes of layers over the slices of this process, then their backward passes.
 class SlicedPass {
  public:
   // `neighbours`: not used when this process has all slices. `recompute`: a layer keeps its inputs
-  // only, and is computed again before its backward pass. Attention with divided heads is not
-  // computed again: its queries, keys, values and results are kept.
+  // only, and is computed again before its backward pass. The results of attention are kept where
+  // slices attend at the same time; where they divide heads, queries, keys and values, too.
   SlicedPass(ContextSlices slices, Neighbours* neighbours, bool recompute = false)
       : handed(size_t(slices.end - slices.begin)),
         handed_gradients(handed.size()),
@@ -112,24 +119,32 @@ class SlicedPass {
     Function function;
     std::vector<Passage> passages;
   };
-  // Queries, keys and values of a share of the heads, [B, T, n, D], and the output of attention.
+  // Attention of a share of the heads, over all tokens: in[0] has queries, keys and values, [B, T,
+  // n, D]. Or of a slice: in[0] has queries, and in[1] keys and values from those of `past` on.
   struct Attended {
-    at::Tensor in;
+    List in;
     at::Tensor out;
+    at::Tensor past;  // keys and values before the slice; undefined if there are none
   };
   struct Layer {
-    std::vector<Stage> stages;       // one, or those before and after attention
-    std::vector<Attended> attended;  // by share of the heads
+    std::vector<Stage> stages;  // one, or those before and after attention
+    HeadwiseMixer* attention = nullptr;
+    std::vector<Attended> attended;  // by share of the heads, or by slice
     std::vector<int64_t> heads;      // in a share: of queries, keys, values
+    bool divided = false;            // heads
   };
   bool last(size_t i) const { return slices_.begin + int64_t(i) + 1 == slices_.count; }
   Tensors run(const Function& function, size_t i, Passage& passage, bool again) const;
   std::vector<List> forward(Layer& layer, Function function, const std::vector<List>& x);
   std::vector<List> backward(Stage stage, const std::vector<List>& gradients,
                              const std::function<void(size_t i)>& done);
-  std::vector<at::Tensor> attend(Layer& layer, HeadwiseMixer& attention,
-                                 const std::vector<List>& lists);
-  std::vector<List> attend_backward(const Layer& layer, const std::vector<at::Tensor>& gradients);
+  std::vector<at::Tensor> attend_with_shares(Layer& layer, const std::vector<List>& lists);
+  std::vector<List> attend_with_shares_backward(const Layer& layer,
+                                                const std::vector<at::Tensor>& gradients);
+  std::vector<at::Tensor> attend_within_reach(Layer& layer, const std::vector<List>& lists);
+  std::vector<List> attend_within_reach_backward(Layer& layer,
+                                                 const std::vector<at::Tensor>& gradients);
+  at::Tensor attend(const Layer& layer, const List& of_slice, Attended& attended) const;
   at::Tensor transposed(const std::vector<at::Tensor>& blocks) const;
   Handed gradients_of_state(const Stage& stage, size_t i) const;
 
@@ -137,7 +152,7 @@ class SlicedPass {
   Neighbours* neighbours_;
   bool recompute_;
   std::vector<Layer> layers_;
-  int64_t stages_ = 0;  // of all layers_
+  int64_t exchanges_ = 0;  // of the forward passes of layers_
 };
 
 // Forward and backward of the loss of a batch whose sequences are cut. tokens: those of the slices

@@ -84,8 +84,12 @@ struct HeadwiseMixer : ProjectedMixer {
                                  State& state) const = 0;
   // Whether the results of `parts` equal parts of the heads, side by side, are those of all heads.
   virtual bool divides_heads(int64_t parts) const = 0;
-  // Attention of a whole sequence with some of the heads, the first query head being `first`. It
-  // reads no parameters. → [B, T, heads, D]
+  // The number of earlier tokens whose keys and values a token reads, if it is the same for all
+  // tokens and attend_whole() serves; otherwise −1.
+  virtual int64_t reach() const { return -1; }
+  // Attention of a whole sequence with some of the heads, the first query head being `first`, or of
+  // a slice, whose keys and values begin up to reach() tokens earlier. It reads no parameters.
+  // → [B, T, heads, D]
   virtual at::Tensor attend_whole(const Heads& heads, int64_t first) = 0;
   // Output of the mixer [B, T, d_model] from that of attention [B, T, H D].
   virtual at::Tensor output(const at::Tensor& y, const at::Tensor& gate) const = 0;

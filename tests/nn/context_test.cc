@@ -44,7 +44,7 @@ void run_slices(Mixer& mixer, ContextSlices slices, Neighbours* neighbours, cons
   }
   SlicedLayer layer{[&](const at::Tensor& h, State& state) { return mixer.forward(h, state); }};
   if (auto* attention = dynamic_cast<HeadwiseMixer*>(&mixer);
-      attention && attention->divides_heads(slices.count)) {
+      attends_at_once(attention, slices.count, time)) {
     layer.attention = attention;
     layer.head_inputs = [=](const at::Tensor& h, State& state) {
       const at::Tensor projected = attention->input_projection()(h);
@@ -162,6 +162,17 @@ TEST(HeadwiseMixer, HeadsOfFullAttentionAndTop1AreDivided) {
   EXPECT_FALSE(divides("attention", "sinks = true"));
   EXPECT_FALSE(divides("top1_chunk", "num_heads = 6"));
   EXPECT_FALSE(divides("mamba2", "head_dim = 8"));
+}
+
+TEST(HeadwiseMixer, SlicesAsLongAsTheReachOfAWindowAttendAtOnce) {
+  const auto at_once = [](const std::string& table) {
+    const auto mixer = mixers().at("attention").make(ConfigNode::parse(table), Place(kModel));
+    return attends_at_once(dynamic_cast<const HeadwiseMixer*>(mixer.get()), 4, 16);
+  };
+  EXPECT_TRUE(at_once("window = 1"));
+  EXPECT_TRUE(at_once("window = 17"));
+  EXPECT_FALSE(at_once("window = 18"));
+  EXPECT_FALSE(at_once("window = 16\nsinks = true"));
 }
 
 // Whole models: embeddings with positions, values that layers hand on, a tied head, the loss.

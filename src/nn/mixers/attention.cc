@@ -278,6 +278,9 @@ struct Attention final : HeadwiseMixer {
   bool divides_heads(int64_t parts) const override {
     return config.window < 0 && !config.sinks && config.num_kv_heads % parts == 0;
   }
+  int64_t reach() const override {
+    return config.window < 0 || config.sinks ? -1 : config.window - 1;
+  }
   at::Tensor attend_whole(const Heads& heads, int64_t first) override {
     const auto& [q, k, v] = heads;
     const auto own_slopes =
