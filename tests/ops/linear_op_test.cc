@@ -212,6 +212,44 @@ TEST(LinearOp, OnCudaOtherProductsEqualFloat64) {
   expect_products_equal_float64_on_cuda(false);
 }
 
+// Numbers of columns that 8 divides and does not divide, with and without a bias.
+void expect_products_of_masters_equal_float64(at::Device device) {
+  for (const int64_t out : {12, 16, 2316})
+    for (const bool with_bias : {true, false}) {
+      const Product p = product_of(300, 64, out, at::kBFloat16);
+      const auto leaf = [](const at::Tensor& t) { return t.detach().requires_grad_(); };
+      const auto run = [&](at::TensorOptions x_options, at::TensorOptions options, bool master) {
+        const at::Tensor x = leaf(p.x.to(x_options));
+        const at::Tensor weight = leaf(p.weight.to(options));
+        const at::Tensor bias = with_bias ? leaf(p.bias.to(options)) : at::Tensor();
+        const at::Tensor y =
+            master ? linear_of_master(x, weight, bias) : at::linear(x, weight, bias);
+        std::vector<at::Tensor> inputs = {x, weight};
+        if (with_bias) inputs.push_back(bias);
+        std::vector<at::Tensor> results = {y.detach()};
+        for (const at::Tensor& gradient : torch::autograd::grad({(y * y).sum()}, inputs))
+          results.push_back(gradient);
+        return results;
+      };
+      const at::TensorOptions on_device(device);
+      const auto got = run(on_device.dtype(at::kBFloat16), on_device.dtype(at::kFloat), true);
+      const auto expected = run(at::kDouble, at::kDouble, false);
+      for (size_t i = 0; i < got.size(); ++i) {
+        const at::Tensor result = got[i].cpu().to(at::kDouble);
+        ASSERT_EQ(result.sizes(), expected[i].sizes());
+        EXPECT_LE(((result - expected[i]).norm() / expected[i].norm()).item<double>(), 5e-3)
+            << out << " columns, result " << i << (with_bias ? ", bias" : "");
+      }
+    }
+}
+TEST(LinearOp, ProductsOfMastersEqualFloat64) {
+  expect_products_of_masters_equal_float64(at::kCPU);
+}
+TEST(LinearOp, OnCudaProductsOfMastersEqualFloat64) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
+  expect_products_of_masters_equal_float64(at::kCUDA);
+}
+
 TEST(LinearOp, OnCudaARowOfFewHasTheSameBitsAlone) {
   if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
   const at::NoGradGuard no_grad;

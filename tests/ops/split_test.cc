@@ -20,10 +20,12 @@ namespace {
 using Parts = std::vector<at::Tensor>;
 using Use = std::function<at::Tensor(const Parts&)>;
 
-at::Tensor gradient(const at::Tensor& values, bool packed, const Use& use) {
+// more: columns after those that are split, as a padded product has them.
+at::Tensor gradient(const at::Tensor& values, bool packed, const Use& use, int64_t more = 0) {
   const at::Tensor x = values.detach().requires_grad_();
   // as the output of a layer, so that x is not a leaf
-  const at::Tensor y = x * 2;
+  const at::Tensor wide = at::constant_pad_nd(x * 2, {0, more});
+  const at::Tensor y = wide.narrow(-1, 0, x.size(-1));
   const Parts parts = packed ? ops::split(y, {16, 24, 8}) : y.split_with_sizes({16, 24, 8}, -1);
   const at::Tensor out = use(parts);
   const at::Tensor first = torch::autograd::grad({out.sum()}, {x}, {}, /*retain_graph=*/true)[0];
@@ -61,7 +63,9 @@ void expect_same(at::Device device) {
   int i = 0;
   for (const Use& use : {in_place, copied, used_twice, unused_part, of_a_slice, by_heads}) {
     SCOPED_TRACE(testing::Message() << "use " << i++ << " on " << device);
-    EXPECT_TRUE(gradient(values, true, use).equal(gradient(values, false, use)));
+    const at::Tensor expected = gradient(values, false, use);
+    for (const int64_t more : {0, 4})
+      EXPECT_TRUE(gradient(values, true, use, more).equal(expected)) << more << " more columns";
   }
 }
 
@@ -77,9 +81,9 @@ void expect_same_of_attention(at::Device device, at::ScalarType dtype) {
   torch::manual_seed(6);
   const at::Tensor values = torch::randn({2, 70, 4 * 64}).to(device, dtype);
   const at::Tensor dy = torch::randn({2, 70, 2, 64}).to(device, dtype);
-  const auto gradient = [&](bool packed, const Use& attention) {
+  const auto gradient = [&](bool packed, const Use& attention, int64_t more = 0) {
     const at::Tensor x = values.detach().requires_grad_();
-    const at::Tensor y = x * 1;
+    const at::Tensor y = at::constant_pad_nd(x * 1, {0, more}).narrow(-1, 0, x.size(-1));
     const std::vector<int64_t> sizes = {128, 64, 64};
     Parts parts = packed ? ops::split(y, sizes) : y.split_with_sizes(sizes, -1);
     for (at::Tensor& part : parts) part = part.unflatten(-1, {-1, 64});
@@ -93,7 +97,8 @@ void expect_same_of_attention(at::Device device, at::ScalarType dtype) {
       [](const Parts& p) { return std::get<0>(top1_element(p[0], p[1], p[2], 0.125)); }};
   for (int i = 0; i < 3; ++i) {
     SCOPED_TRACE(testing::Message() << "use " << i << " on " << device << " in " << dtype);
-    EXPECT_TRUE(gradient(true, uses[i]).equal(gradient(false, uses[i])));
+    for (const int64_t more : {0, 8})
+      EXPECT_TRUE(gradient(true, uses[i], more).equal(gradient(false, uses[i]))) << more;
   }
 }
 TEST(Split, GradientsOfAttentionEqualThoseOfViews) {

@@ -20,6 +20,7 @@ class PackedGradient : public torch::CustomClassHolder {
         offset_(x.storage_offset()),
         sizes_(sizes.vec()),
         shape_(x.sizes().vec()),
+        strides_(x.strides().vec()),
         options_(x.options()),
         storage_(x.storage().getWeakStorageImpl()),
         key_(x.storage().unsafeGetStorageImpl()),
@@ -44,12 +45,12 @@ class PackedGradient : public torch::CustomClassHolder {
   // earlier backward pass, all are copied.
   at::Tensor join(const variable_list& gradients) {
     const std::lock_guard lock(mutex);
-    const at::Tensor packed = packed_.defined() ? packed_ : at::empty(shape_, options_);
+    const at::Tensor packed = packed_.defined() ? packed_ : memory();
     const std::vector<at::Tensor> parts = packed.split_with_sizes(sizes_, -1);
     bool in_place = true;
     for (size_t i = 0; i < parts.size(); ++i)
       in_place = in_place && written_[i].defined() == is_same(gradients[i], parts[i]);
-    const at::Tensor out = in_place ? packed : at::empty(shape_, options_);
+    const at::Tensor out = in_place ? packed : memory();
     const std::vector<at::Tensor> to = out.split_with_sizes(sizes_, -1);
     for (size_t i = 0; i < parts.size(); ++i) {
       if (!gradients[i].defined()) to[i].zero_();
@@ -65,6 +66,7 @@ class PackedGradient : public torch::CustomClassHolder {
     return a.defined() && a.data_ptr() == b.data_ptr() && a.sizes() == b.sizes() &&
            a.strides() == b.strides();
   }
+  at::Tensor memory() const { return at::empty_strided(shape_, strides_, options_); }
   at::Tensor take(const at::Tensor& input) {
     const int64_t column = input.storage_offset() - offset_;
     int64_t first = 0;
@@ -73,7 +75,7 @@ class PackedGradient : public torch::CustomClassHolder {
     const bool whole = part < sizes_.size() && first == column &&
                        input.numel() == c10::multiply_integers(shape_) / width_ * sizes_[part];
     if (!whole || written_[part].defined() || input.scalar_type() != options_.dtype()) return {};
-    if (!packed_.defined()) packed_ = at::empty(shape_, options_);
+    if (!packed_.defined()) packed_ = memory();
     return written_[part] = packed_.as_strided(input.sizes(), input.strides(), column);
   }
 
@@ -85,6 +87,7 @@ class PackedGradient : public torch::CustomClassHolder {
   int64_t offset_;
   std::vector<int64_t> sizes_;
   std::vector<int64_t> shape_;
+  std::vector<int64_t> strides_;
   at::TensorOptions options_;
   c10::weak_intrusive_ptr<c10::StorageImpl> storage_;
   const c10::StorageImpl* key_;
@@ -106,11 +109,23 @@ struct Split : torch::autograd::Function<Split> {
   }
 };
 
+// Whether rows of x lie one after the other, at equal distances.
+bool has_equal_rows(const at::Tensor& x) {
+  if (x.dim() < 2 || x.is_contiguous()) return x.is_contiguous();
+  int64_t distance = x.stride(-2);
+  bool equal = x.stride(-1) == 1 && distance >= x.size(-1);
+  for (int64_t d = x.dim() - 2; d > 0; --d) {
+    distance *= x.size(d);
+    equal = equal && x.stride(d - 1) == distance;
+  }
+  return equal;
+}
+
 }  // namespace
 
 std::vector<at::Tensor> split(const at::Tensor& x, at::IntArrayRef sizes) {
   const bool wants_gradient = at::GradMode::is_enabled() && x.requires_grad();
-  if (!wants_gradient || !x.is_contiguous()) return x.split_with_sizes(sizes, -1);
+  if (!wants_gradient || !has_equal_rows(x)) return x.split_with_sizes(sizes, -1);
   // A kernel that checks the alignment of a part relies on its gradient to have the same.
   if (reinterpret_cast<uintptr_t>(x.data_ptr()) % 16) return x.split_with_sizes(sizes, -1);
   return Split::apply(x, sizes);

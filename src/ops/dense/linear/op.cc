@@ -138,14 +138,23 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
   }
 };
 
+// Columns of zeros that a product without a bias gets on a GPU: rows of bfloat16 then begin at
+// multiples of 16 bytes, which fast products and kernels that read parts of a row need.
+int64_t missing_columns(const at::Tensor& master, const OptionalTensor& bias) {
+  return master.is_cuda() && !bias ? -master.size(0) & 7 : 0;
+}
+
 struct MasterLinear : torch::autograd::Function<MasterLinear> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& master,
                             const OptionalTensor& bias) {
-    const at::Tensor weight = master.to(x.scalar_type());
+    const int64_t missing = missing_columns(master, bias);
+    at::Tensor weight = master.to(x.scalar_type());
+    if (missing > 0) weight = at::constant_pad_nd(weight, {0, 0, 0, missing});
     ctx->save_for_backward({x, weight, master});
     ctx->saved_data["bias"] = bias.has_value();
     const auto narrow = bias ? OptionalTensor(bias->to(x.scalar_type())) : bias;
     if (serves_many_rows(x, weight)) return many_rows(x, weight, narrow);
+    if (missing > 0) return at::linear(x, weight).narrow(-1, 0, master.size(0));
     if (!is_faster_in_f32(x)) return at::linear(x, weight, narrow);
     const at::Tensor y = product(x, weight);
     return narrow ? y.add_(*narrow) : y;
@@ -162,8 +171,12 @@ struct MasterLinear : torch::autograd::Function<MasterLinear> {
               ctx->saved_data["bias"].toBool() ? dy.sum(0, false, at::kFloat) : at::Tensor()};
     }
     if (dy.is_cpu()) dy = dy.contiguous();
+    const int64_t columns = dy.size(1);
+    const int64_t missing = weight.size(0) - columns;
+    if (missing > 0) dy = at::constant_pad_nd(dy, {0, missing});
+    const at::Tensor dweight = weight_gradient(dy, x.flatten(0, -2), at::kFloat);
     return {ctx->needs_input_grad(0) ? product(dy, weight.t()).view(x.sizes()) : at::Tensor(),
-            weight_gradient(dy, x.flatten(0, -2), at::kFloat),
+            missing > 0 ? dweight.narrow(0, 0, columns) : dweight,
             ctx->saved_data["bias"].toBool() ? dy.sum(0, false, at::kFloat) : at::Tensor()};
   }
 };
