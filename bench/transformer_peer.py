@@ -2,17 +2,23 @@
 tokens), eager and torch.compile.
 
 Usage: transformer_peer.py [--compile] [--batch 32] [--time 2048] [--steps 20]
+       torchrun --nproc_per_node 2 transformer_peer.py --parallel ddp|fsdp …
 
 Prints one JSON line with the median tokens per second. bf16 autocast, scaled_dot_product_attention,
 fused AdamW, cross_entropy over whole logits: what a careful user writes without custom kernels.
+--parallel trains on several GPUs, with --batch sequences on each: ddp averages gradients
+(DistributedDataParallel); fsdp shards parameters (fully_shard of each block), with bf16 in place of
+autocast.
 """
 
 import argparse
 import json
+import os
 import statistics
 import time
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
@@ -66,25 +72,47 @@ class Model(nn.Module):
         return F.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
 
 
+def parallel_model(model, kind, compiled):
+    """The model of this rank, ready for a step."""
+    if kind == "fsdp":
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        for block in model.blocks:
+            if compiled:
+                block.compile()
+            fully_shard(block, mp_policy=policy)
+        return fully_shard(model, mp_policy=policy)
+    if kind == "ddp":
+        model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+    return torch.compile(model) if compiled else model
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--time", type=int, default=2048)
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--parallel", choices=["ddp", "fsdp"])
     args = parser.parse_args()
+    ranks = 1
+    if args.parallel:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        dist.init_process_group("nccl")
+        ranks = dist.get_world_size()
     torch.manual_seed(0)
     model = Model(32000, 768, 12, 12, 2048, args.time).cuda()
+    step_model = parallel_model(model, args.parallel, args.compile)
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=2e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True
     )
-    step_model = torch.compile(model) if args.compile else model
     rates = []
     for step in range(args.steps):
         tokens = torch.randint(32000, (args.batch, args.time + 1), device="cuda")
         torch.cuda.synchronize()
         start = time.perf_counter()
-        with torch.autocast("cuda", torch.bfloat16):
+        with torch.autocast("cuda", torch.bfloat16, enabled=args.parallel != "fsdp"):
             loss = step_model(tokens)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -92,11 +120,18 @@ def main():
         optimizer.zero_grad()
         torch.cuda.synchronize()
         if step >= args.steps // 2:
-            rates.append(args.batch * args.time / (time.perf_counter() - start))
+            rates.append(ranks * args.batch * args.time / (time.perf_counter() - start))
+    if ranks > 1:
+        rank = dist.get_rank()
+        dist.destroy_process_group()
+        if rank > 0:
+            return
     print(
         json.dumps(
             {
                 "peer": "torch.compile" if args.compile else "torch eager",
+                "parallel": args.parallel,
+                "ranks": ranks,
                 "tokens_per_second": statistics.median(rates),
                 "memory_bytes": torch.cuda.max_memory_allocated(),
                 "torch": torch.__version__,
