@@ -13,9 +13,8 @@
 namespace assay::train {
 namespace {
 
-// Exchanges that may be under way when another one starts, whose slot is free then.
+// Exchanges that may be under way when the sums of another one are added.
 constexpr size_t kUnderWay = 2;
-constexpr int64_t kSlots = kUnderWay + 1;
 
 // A rank has whole subtrees, and either slices of one part of the batch or all slices of its parts.
 bool can_share(int64_t gradient_slices, int64_t context_slices, int64_t ranks) {
@@ -101,22 +100,10 @@ GradientSum::~GradientSum() = default;
 // One all-gather per bucket then sends its parameters.
 void GradientSum::put_parameters_in_buckets() {
   const at::NoGradGuard no_grad;
-  int64_t all = 0;
-  int64_t largest = 0;
   for (const Pieces::Bucket& layout : pieces_.buckets) {
-    all += layout.size;
-    largest = std::max(largest, layout.size);
-  }
-  const auto options = parameters_.front().options().requires_grad(false);
-  const at::Tensor memory = ranks_->allocate(all + 2 * kSlots * largest, options);
-  int64_t used = 0;
-  const auto next = [&](int64_t elements) {
-    used += elements;
-    return memory.narrow(0, used - elements, elements);
-  };
-  for (const Pieces::Bucket& layout : pieces_.buckets) {
+    const auto options = parameters_.front().options().requires_grad(false);
     Bucket& bucket = buckets_.emplace_back();
-    bucket.parameters = next(layout.size).zero_();
+    bucket.parameters = at::zeros({layout.size}, options);
     for (size_t j = 0; j < layout.parameters.size(); ++j) {
       at::Tensor& parameter = parameters_[layout.parameters[j]];
       const at::Tensor place =
@@ -125,7 +112,6 @@ void GradientSum::put_parameters_in_buckets() {
       parameter.set_data(place);
     }
   }
-  for (size_t i = 0; i < kSlots; ++i) slots_.push_back({next(largest), next(largest)});
 }
 
 std::vector<at::Tensor> GradientSum::take_gradients(const std::vector<size_t>& parameters) {
@@ -185,39 +171,29 @@ void GradientSum::send(size_t index) {
   const at::NoGradGuard no_grad;
   const Pieces::Bucket& layout = pieces_.buckets[index];
   const std::vector<at::Tensor> sums = take_sums(layout.parameters);
-  const Slot& slot = slots_[index % slots_.size()];
-  if (index > kUnderWay) wait_for_sums();  // of the bucket that had the slot
-  std::vector<at::Tensor> places;
-  for (size_t j = 0; j < sums.size(); ++j)
-    places.push_back(slot.sent.narrow(0, layout.places[j], sums[j].numel()).view_as(sums[j]));
-  at::_foreach_copy_(places, sums);
-  const at::Tensor received = slot.received.narrow(0, 0, layout.size);
-  buckets_[index].exchanged =
-      ranks_->exchange(received.view({ranks_->size(), -1}), slot.sent.narrow(0, 0, layout.size));
-  if (index >= kUnderWay) receive(added_++);
+  Bucket& bucket = buckets_[index];
+  bucket.sums = sums.front();  // of a parameter that has its own bucket
+  if (bucket.sums.numel() != layout.size || !bucket.sums.is_contiguous()) {
+    bucket.sums = at::empty_like(bucket.parameters);
+    std::vector<at::Tensor> places;
+    for (size_t j = 0; j < sums.size(); ++j)
+      places.push_back(bucket.sums.narrow(0, layout.places[j], sums[j].numel()).view_as(sums[j]));
+    at::_foreach_copy_(places, sums);
+  }
+  bucket.received =
+      at::empty({ranks_->size(), layout.size / ranks_->size()}, bucket.sums.options());
+  bucket.exchanged = ranks_->exchange(bucket.received, bucket.sums);
+  if (index >= kUnderWay) receive(buckets_[added_++]);
 }
 
 // Level by level, neighbours are added into the first of them.
-void GradientSum::receive(size_t index) {
+void GradientSum::receive(Bucket& bucket) {
   const c10::StreamGuard guard(side_);
-  Bucket& bucket = buckets_[index];
   std::exchange(bucket.exchanged, nullptr)();
-  const int64_t ranks = ranks_->size();
-  const at::Tensor rows = slots_[index % slots_.size()]
-                              .received.narrow(0, 0, pieces_.buckets[index].size)
-                              .view({ranks, -1});
-  int64_t step = 1;
-  for (; 2 * step < ranks; step *= 2)
-    rows.slice(0, 0, ranks - step, 2 * step).add_(rows.slice(0, step, ranks, 2 * step));
-  bucket.sums = ranks == 1 ? rows[0].clone() : rows[0] + rows[step];
-}
-
-// On a GPU, work that follows comes after the sums that were added so far.
-void GradientSum::wait_for_sums() const {
-  if (side_.device_type() != at::kCUDA) return;
-  c10::Event added(at::kCUDA);
-  added.record(side_);
-  added.block(c10::impl::VirtualGuardImpl(at::kCUDA).getStream(side_.device()));
+  const at::Tensor& rows = bucket.received;
+  for (int64_t step = 1; step < ranks_->size(); step *= 2)
+    rows.slice(0, 0, ranks_->size() - step, 2 * step)
+        .add_(rows.slice(0, step, ranks_->size(), 2 * step));
 }
 
 void GradientSum::finish() {
@@ -232,18 +208,24 @@ void GradientSum::finish() {
   for (size_t i = parameters_.size(); i-- > 0;)
     if (!handed_[i]) hand_over(i);
   levels_.clear();
-  while (added_ < buckets_.size()) receive(added_++);
-  wait_for_sums();
+  while (added_ < buckets_.size()) receive(buckets_[added_++]);
+  if (side_.device_type() == at::kCUDA) {
+    c10::Event added(at::kCUDA);
+    added.record(side_);
+    added.block(c10::impl::VirtualGuardImpl(at::kCUDA).getStream(side_.device()));
+  }
+  // Not earlier: the memory could be used again before it has been sent
+  for (Bucket& bucket : buckets_) bucket.sums.reset();
 }
 
 at::Tensor GradientSum::gradient(const Part& part) const {
-  const at::Tensor& sums = buckets_[part.bucket].sums;
+  const at::Tensor sums = buckets_[part.bucket].received[0];
   return sums.narrow(0, part.place - ranks_->rank() * sums.numel(), part.size);
 }
 
 void GradientSum::share(size_t bucket) {
   Bucket& b = buckets_[bucket];
-  b.sums.reset();
+  b.received.reset();
   b.shared = ranks_->all_gather(b.parameters.view({ranks_->size(), -1}));
 }
 

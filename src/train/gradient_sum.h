@@ -8,8 +8,6 @@
 // Each rank receives its pieces of the sums (pieces.h) from all ranks, adds them by the upper
 // levels of the tree, updates the parameters in them and sends these to all. So a rank holds
 // optimizer states of its own pieces only.                                    [ZeRO, stage 1 and 2]
-// What ranks exchange lies in a few slots, each as large as the largest bucket, and parameters lie
-// in the buckets: memory that Ranks::allocate has made known to all of them.
 #include <ATen/core/Tensor.h>
 #include <c10/core/Stream.h>
 
@@ -62,23 +60,18 @@ class GradientSum {
   struct Hook;
   struct Bucket {
     at::Tensor parameters;  // flat; those of the model are views of it
-    at::Tensor sums;        // of all ranks, of the pieces of this one
+    at::Tensor sums;        // of the slices of this rank, in the same places
+    at::Tensor received;    // [ranks, elements]: the sums of all ranks, of the pieces of this one
     size_t missing = 0;     // gradients
     Ranks::Wait exchanged;
     Ranks::Wait shared;
   };
-  // The sums of this rank for all ranks, and of all ranks for this one, of a bucket on its way.
-  struct Slot {
-    at::Tensor sent;
-    at::Tensor received;
-  };
   void put_parameters_in_buckets();
-  void wait_for_sums() const;
   std::vector<at::Tensor> take_gradients(const std::vector<size_t>& parameters);
   std::vector<at::Tensor> take_sums(const std::vector<size_t>& parameters);
   void hand_over(size_t parameter);
   void send(size_t bucket);
-  void receive(size_t bucket);
+  void receive(Bucket& bucket);
 
   std::vector<at::Tensor> parameters_;
   std::vector<size_t> all_;  // indices of the parameters
@@ -88,7 +81,6 @@ class GradientSum {
   int64_t begin_;
   int64_t end_;
   std::vector<Bucket> buckets_;                  // in the order in which they are sent
-  std::vector<Slot> slots_;                      // bucket i has slot i mod their number
   std::vector<std::vector<at::Tensor>> levels_;  // sums of 2^level slices; empty: none waits
   std::vector<bool> handed_;
   // buckets

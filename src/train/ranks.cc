@@ -20,8 +20,6 @@
 #define USE_C10D_GLOO
 #ifdef ASSAY_CUDA
 #define USE_C10D_NCCL
-#include <ATen/cuda/MemPool.h>
-#include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
@@ -157,9 +155,6 @@ RankPlace place_from_environment() {
 }
 
 struct Ranks::Group {
-#ifdef ASSAY_CUDA
-  std::unique_ptr<at::cuda::MemPool> pool;  // of registered()
-#endif
   // `watched`: the thread's own connection
   c10::intrusive_ptr<c10d::Store> store;
   c10::intrusive_ptr<c10d::Store> watched;
@@ -298,25 +293,6 @@ struct Ranks::Group {
     std::_Exit(std::stoi(failure.substr(0, blank)));
   }
 
-#ifdef ASSAY_CUDA
-  // NCCL's copy engines need memory that it has allocated, and that all ranks have registered.
-  at::Tensor registered(int64_t elements, const at::TensorOptions& options) {
-    using namespace c10::cuda::CUDACachingAllocator;
-    auto& nccl = static_cast<c10d::ProcessGroupNCCL&>(*backend);
-    std::vector<at::Tensor> first = {at::zeros({1}, options)};  // NCCL opens its communicator
-    nccl.allreduce(first)->wait();
-    pool = std::make_unique<at::cuda::MemPool>(
-        std::dynamic_pointer_cast<CUDAAllocator>(nccl.getMemAllocator()));
-    const c10::DeviceIndex device = options.device().index();
-    beginAllocateToPool(device, pool->id(), [](cudaStream_t) { return true; });
-    const at::Tensor memory = at::empty({elements}, options);
-    endAllocateToPool(device, pool->id());
-    releasePool(device, pool->id());
-    nccl.registerMemPool(pool.get(), /*symm=*/true);
-    return memory;
-  }
-#endif
-
   // Rank 0 hears every rank, and every rank hears rank 0.
   void watch() {
     std::map<int64_t, std::pair<int64_t, Clock::time_point>> heard;
@@ -448,7 +424,6 @@ void Ranks::open(c10::Device device) {
       c10::cuda::set_device(device.index());
       const auto options = c10d::ProcessGroupNCCL::Options::create();
       options->timeout = kLongestExchange;
-      options->config.CTAPolicy = NCCL_CTA_POLICY_ZERO;  // copy engines for registered memory
       group_->backend = c10::make_intrusive<c10d::ProcessGroupNCCL>(store, rank, size, options);
       return;
 #else
@@ -464,17 +439,6 @@ void Ranks::open(c10::Device device) {
                                          : ProcessGroupGloo::createDefaultDevice());
     group_->backend = c10::make_intrusive<ProcessGroupGloo>(store, rank, size, options);
   });
-}
-
-at::Tensor Ranks::allocate(int64_t elements, const at::TensorOptions& options) {
-#ifdef ASSAY_CUDA
-  if (group_->on_gpu && size() > 1) {
-    at::Tensor memory;
-    guarded([&] { memory = group_->registered(elements, options); });
-    return memory;
-  }
-#endif
-  return at::empty({elements}, options);
 }
 
 // An exchange fails when another rank is lost. The thread then finds out which, and ends the

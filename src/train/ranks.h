@@ -64,10 +64,6 @@ class Ranks {
   // Opens NCCL for a GPU and Gloo for a CPU. Before any of the calls below, which all ranks make
   // in the same order.
   void open(c10::Device device);
-  // Memory for `elements` numbers, not initialised. On GPUs of one host, copy engines do what
-  // exchange() among all ranks and all_gather() move within it, so that no SM is taken from
-  // products. All ranks call it once, with the same size.
-  at::Tensor allocate(int64_t elements, const at::TensorOptions& options);
   using Wait = std::function<void()>;
   // Starts to send part i of `in`, of `count` equal parts, to rank first + i, and to receive one
   // part from each of these ranks into `out` [count, …]. This rank is one of them, and the others
