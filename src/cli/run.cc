@@ -85,9 +85,11 @@ void show_dry_run(const study::StudyOptions& options) {
     else ++done;
     runs.push_back(std::move(row));
   }
-  text += fmt::format("{} runs, {} of them done; {} for the others, one after another.",
-                      runs.size(), done, Progress::duration(seconds));
-  text += " Nothing was trained.\n";
+  text += fmt::format(
+      "{} runs, {} of them done; {} for the others, one after another. "
+      "The times leave out the start of each run and the tasks. "
+      "Nothing was trained.\n",
+      runs.size(), done, Progress::duration(seconds));
   Json document = {{"runs", runs}, {"done", done}, {"estimated_seconds", seconds}};
   if (options.slurm) {
     document["slurm"] = slurm_preview(options, expected);

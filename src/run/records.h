@@ -54,9 +54,11 @@ struct Estimate : Provenance {
   int64_t steps = 0;
   int64_t tokens = 0;
   double learning_rate = 0;
-  double estimated_seconds = 0;
+  double estimated_seconds = 0;          // of training and evaluations
+  std::optional<double> end_seconds;     // the part of it for the evaluation after the last step
   std::optional<int64_t> longest_input;  // tokens that the model reads at most
-  ASSAY_MORE_FIELDS(Provenance, steps, tokens, learning_rate, estimated_seconds, longest_input)
+  ASSAY_MORE_FIELDS(Provenance, steps, tokens, learning_rate, estimated_seconds, end_seconds,
+                    longest_input)
 };
 
 // Means over queries; real_relation and a mean entropy are NaN where nothing can be said.

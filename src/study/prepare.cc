@@ -244,26 +244,33 @@ PlannedRun planned(const Candidate& c, const Variation& variation, const char* w
   PlannedRun run;
   run.name =
       fmt::format("{}{}{}.seed-{}", prefix(*c.setting), c.model->name, label, variation.seed);
+// Steps of a run of so many tokens, or of the run that the trainer was asked about (0).
+int64_t steps_of(const Candidate& c, int64_t tokens) {
+  if (tokens == 0) return c.answer.steps;
+  const double per_step = double(c.answer.tokens) / double(c.answer.steps);
+  return int64_t(std::ceil(double(tokens) / per_step));
+}
+
   run.setting = c.setting->name;
   run.model = c.model->name;
   run.purpose = why;
   run.seed = variation.seed;
   run.data = c.data;
   run.estimate = c.answer;
-  const double asked_steps = double(c.answer.steps);
-  const double per_step = double(c.answer.tokens) / asked_steps;
-  const double steps =
-      variation.tokens > 0 ? std::ceil(double(variation.tokens) / per_step) : asked_steps;
-  run.tokens = int64_t(steps * per_step);
+  const int64_t steps = steps_of(c, variation.tokens);
+  run.tokens = c.answer.tokens / c.answer.steps * steps;
   run.learning_rate =
       variation.learning_rate > 0 ? variation.learning_rate : c.answer.learning_rate;
-  run.estimate.steps = int64_t(steps);
+  run.estimate.steps = steps;
   run.estimate.tokens = run.tokens;
-  run.estimate.estimated_seconds *= steps / asked_steps;
+  const double end_seconds = c.answer.end_seconds.value_or(0);
+  run.estimate.estimated_seconds -= end_seconds;
+  run.estimate.estimated_seconds *= double(steps) / double(c.answer.steps);
+  run.estimate.estimated_seconds += end_seconds;
   // The identity holds every default and the numerics versions, and neither budget, rate nor seed.
   // `data` is the fingerprint of what the run reads.
   run.key = sha256(fmt::format("{}\n{}\nseed {}\nsteps {}\nlearning_rate {}\n", c.answer.identity,
-                               c.answer.data, run.seed, int64_t(steps), run.learning_rate));
+                               c.answer.data, run.seed, steps, run.learning_rate));
   run.config = study / "configs" / (run.name + ".toml");
   Composed composed = compose(*c.model, *c.setting, variation);
   drop_later_keep_steps(composed.train, run.estimate.steps);

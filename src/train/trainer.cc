@@ -362,6 +362,18 @@ double time_step(Run& run) {
   return fastest * flops_of(run.c.batch_size, run.c.sequence_length) / flops_of(sequences, time);
 }
 
+// Seconds of one evaluation of at most so many tokens per set (0: all). A token that is only
+// evaluated needs a third of the FLOPs.
+double evaluation_seconds(const Run& run, double seconds_of_step, int64_t tokens_per_set) {
+  int64_t tokens = 0;
+  for (const std::string& set : run.c.eval_sets) {
+    const auto [domain, split] = eval::domain_and_split(set);
+    const int64_t all = run.store.documents(domain, split).tokens();
+    tokens += tokens_per_set > 0 ? std::min(tokens_per_set, all) : all;
+  }
+  return seconds_of_step / 3 * double(tokens) / double(run.c.tokens_per_step());
+}
+
 [[noreturn]] void explain_memory(const TrainConfig& c, const std::string& what) {
   fail<Error>(
       "out of memory: {}\n  Lower train.micro_batch_size (now {}), "
@@ -493,7 +505,12 @@ run::Estimate describe_run(const RunConfig& config, const TrainOptions& options)
     out.steps = run.c.steps;
     out.tokens = run.c.tokens;
     out.learning_rate = run.c.learning_rate;
-    out.estimated_seconds = seconds * double(run.c.steps);
+    const int64_t evaluations = run.c.steps / run.c.eval_every + 1;
+    out.end_seconds = evaluation_seconds(run, seconds, run.c.end_tokens);
+    out.estimated_seconds =
+        seconds * double(run.c.steps) +
+        double(evaluations) * evaluation_seconds(run, seconds, run.c.eval_tokens) +
+        *out.end_seconds;
     out.longest_input = eval::longest_input(*run.model);
     return out;
   });

@@ -99,7 +99,8 @@ END
   rate=$(sed -n 's/^learning_rate = //p' "$config")
   cat <<END
 {$(provenance "$identity"), "tokens": $tokens, "steps": $steps,
-"learning_rate": ${rate:-0.001}, "estimated_seconds": 1.5, "longest_input": 128}
+"learning_rate": ${rate:-0.001}, "estimated_seconds": 1.5, "end_seconds": 0.5,
+"longest_input": 128}
 END
   exit 0
 fi

@@ -213,7 +213,9 @@ TEST_F(FakeStudy, LadderGivesTheReferenceItsBudgetsAndSeeds) {
   EXPECT_EQ(runs[7].name, "window.8k.seed-2");
   EXPECT_EQ(runs[7].tokens, 8000);
   EXPECT_EQ(runs[7].estimate.steps, 20);
-  EXPECT_EQ(ConfigNode::read_file(runs[0].config).child("train").value("tokens"), "4000");
+  EXPECT_EQ(runs[7].estimate.estimated_seconds, 1.5);
+  EXPECT_EQ(runs[0].estimate.estimated_seconds, 1.0) << "the evaluation at the end is the same";
+  EXPECT_EQ(ConfigNode::parse(runs[0].toml).child("train").value("tokens"), "4000");
 }
 
 TEST_F(FakeStudy, SmallBudgetsKeepNoCheckpointsOfStepsPastTheirEnd) {

@@ -226,7 +226,8 @@ TEST_F(Plans, DryRunOfARealOne) {
   ASSERT_EQ(runs.size(), 15u);
   for (const study::PlannedRun& run : runs) {
     EXPECT_NEAR(double(run.estimate.parameters) / 0.85e6, 1, 0.2) << run.name;
-    EXPECT_GT(run.estimate.estimated_seconds, 0) << run.name;
+    EXPECT_GT(run.estimate.end_seconds, 0) << run.name;
+    EXPECT_GT(run.estimate.estimated_seconds, *run.estimate.end_seconds) << run.name;
   }
 }
 
