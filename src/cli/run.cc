@@ -79,7 +79,7 @@ void show_dry_run(const study::StudyOptions& options) {
     Json row = to_json(run.estimate);
     row["name"] = run.name;
     row["key"] = run.key;
-    row["config"] = run.config.string();
+    row["config"] = run.toml;
     row["found"] = run.found;
     if (run.found.empty()) seconds += run.estimate.estimated_seconds;
     else ++done;
@@ -185,7 +185,7 @@ void add(CLI::App& app) {
   command->add_flag("--no-wait", options->no_wait,
                     "end when the jobs are submitted; they do not need this command");
   command->add_flag("--dry-run", options->dry_run,
-                    "print runs, parameters, FLOPs and time; train nothing");
+                    "print runs, parameters, FLOPs and time; write nothing");
   command->callback([=] {
     if (options->launcher == "slurm") {
       options->study.slurm = slurm_options(*options);

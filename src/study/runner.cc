@@ -364,8 +364,8 @@ class Results {
   mutable std::optional<Store> store_;  // none before the first run; its queries are not const
 };
 
-// A study's folder, locked. Unless the plan is accepted, what this process made in it is removed,
-// and nothing that others wrote there.
+// A study's folder, locked. Without keep(), what this process made in it is removed, and nothing
+// that others wrote there.
 class StudyFolder {
  public:
   // `waits`: for a process that holds the folder, a minute at most.
@@ -386,20 +386,20 @@ class StudyFolder {
   }
   StudyFolder(const StudyFolder&) = delete;
   ~StudyFolder() {
-    if (is_accepted_) return;
+    if (is_kept_) return;
     std::error_code none;
     for (const fs::path& path : data_) fs::remove_all(path, none);
     // Unless something else is there by now
     for (const fs::path& folder : folders_) fs::remove(folder, none);
   }
-  void keep() { is_accepted_ = true; }
+  void keep() { is_kept_ = true; }
 
  private:
   // made by this process; the innermost folders first
   std::vector<fs::path> data_;
   std::vector<fs::path> folders_;
   std::unique_ptr<FolderLock> lock_;
-  bool is_accepted_ = false;
+  bool is_kept_ = false;
 };
 
 // Until the runs are over, or go on without this process.
@@ -462,7 +462,7 @@ Outcome run_plan(const StudyOptions& options) {
 std::vector<ExpectedRun> dry_run(const StudyOptions& options) {
   Plan plan = read_plan(options.plan, options.set);
   const Results results(options);
-  StudyFolder folder(plan, options.study);
+  const StudyFolder folder(plan, options.study);  // what is made for questions is not kept
   const auto candidates = ask_trainer(plan, options);
   for (const std::string& warning : cautions(plan, candidates))
     Progress().log("warning: " + warning);
@@ -477,10 +477,8 @@ std::vector<ExpectedRun> dry_run(const StudyOptions& options) {
   std::vector<ExpectedRun> runs;
   for (const auto& part : {tuning, study_runs(plan, candidates, rates, options.study)})
     for (const PlannedRun& run : part) runs.push_back({run, results.folder(run)});
-  write_configs({runs.begin(), runs.end()});
   explain(results.reusable(), distinct({runs.begin(), runs.end()}),
           [&](const PlannedRun& run) { return !results.folder(run).empty(); });
-  folder.keep();
   return runs;
 }
 

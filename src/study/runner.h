@@ -32,8 +32,8 @@ Outcome run_plan(const StudyOptions& options);
 struct ExpectedRun : PlannedRun {
   std::string found;  // folder that holds its results, of this study or to reuse; "" for none
 };
-// The runs of run_plan, without training. Makes synthetic data and writes the configurations. The
-// runs of models whose learning rate is still to be tuned have the first rate of the grid.
+// The runs of run_plan, without training. Leaves nothing in the folder of the study. The runs of
+// models whose learning rate is still to be tuned have the first rate of the grid.
 std::vector<ExpectedRun> dry_run(const StudyOptions& options);
 
 // Writes the records of a study's finished runs and its plan into a folder, from which the study

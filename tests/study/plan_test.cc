@@ -223,7 +223,7 @@ TEST_F(FakeStudy, SmallBudgetsKeepNoCheckpointsOfStepsPastTheirEnd) {
   plan.replace(plan.find("batch = 4"), 9, "batch = 4, keep_steps = [5, 10, 15]");
   const auto runs = dry_run(options(plan + "ladder = { tokens = [4000, 8000], seeds = [1, 2] }\n"));
   const auto kept = [&](size_t i) {
-    return ConfigNode::read_file(runs[i].config).child("train").value("keep_steps");
+    return ConfigNode::parse(runs[i].toml).child("train").value("keep_steps");
   };
   EXPECT_EQ(runs[0].estimate.steps, 10);
   EXPECT_EQ(kept(0), "[5, 10]");
@@ -249,7 +249,7 @@ TEST_F(FakeStudy, TrainKeysOfAModelLieOverThePlans) {
   EXPECT_EQ(runs[0].name, "full.lr-0.001.seed-1");
   EXPECT_EQ(runs[5].model, "window");
   EXPECT_EQ(runs[5].learning_rate, 5e-3);
-  EXPECT_EQ(ConfigNode::read_file(runs[5].config).child("train").value("batch"), "8");
+  EXPECT_EQ(ConfigNode::parse(runs[5].toml).child("train").value("batch"), "8");
 }
 
 TEST_F(FakeStudy, ComposesPresetSizeAndOverrides) {
@@ -261,17 +261,17 @@ TEST_F(FakeStudy, ComposesPresetSizeAndOverrides) {
   const auto runs = dry_run(options(plan));
   ASSERT_EQ(runs.size(), 3u);
   EXPECT_EQ(runs[2].name, "window.seed-7");
-  const ConfigNode config = ConfigNode::read_file(runs[2].config);
+  const ConfigNode config = ConfigNode::parse(runs[2].toml);
   EXPECT_EQ(config.child("model").value("d_model"), "64");
   EXPECT_EQ(config.child("model").child("attention").value("window"), "16");
   EXPECT_EQ(config.child("model").child("attention").value("num_heads"), "4");
   EXPECT_EQ(config.child("model").child("mamba1").value("expand"), "3");
-  EXPECT_FALSE(ConfigNode::read_file(runs[0].config).child("model").has("mamba1"))
+  EXPECT_FALSE(ConfigNode::parse(runs[0].toml).child("model").has("mamba1"))
       << "a table of size is for the models that have it";
   EXPECT_FALSE(config.child("model").has("seeds"));
   EXPECT_EQ(config.child("train").value("batch"), "4");
   EXPECT_EQ(config.child("train").value("seed"), "7");
-  EXPECT_EQ(config.child("train").value("domains"), "[\"known_a\"]") << read_file(runs[2].config);
+  EXPECT_EQ(config.child("train").value("domains"), "[\"known_a\"]") << runs[2].toml;
 }
 
 TEST_F(FakeStudy, APatternOfItsOwnLeavesItsBasesTablesBehind) {
@@ -279,7 +279,7 @@ TEST_F(FakeStudy, APatternOfItsOwnLeavesItsBasesTablesBehind) {
     const auto plan = std::regex_replace(std::string(kPlan), std::regex("\"window\""), "\"mine\"") +
                       "size = { attention = { num_heads = 4 } }\n[model.mine]\nbase = \"full\"\n" +
                       own;
-    return ConfigNode::read_file(dry_run(options(plan))[2].config).child("model");
+    return ConfigNode::parse(dry_run(options(plan))[2].toml).child("model");
   };
   EXPECT_FALSE(config_of("pattern = [\"mamba1\"]\n").has("attention"));
   EXPECT_EQ(

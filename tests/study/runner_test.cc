@@ -349,7 +349,25 @@ TEST_F(Runner, DryRunTrainsNothing) {
   ASSERT_EQ(runs.size(), 4u);
   EXPECT_EQ(runs[0].estimate.parameters, 1000);
   EXPECT_EQ(starts(), "");
-  EXPECT_FALSE(fs::exists(folder / "study/study.sqlite"));
+}
+
+TEST_F(Runner, DryRunWritesNothing) {
+  StudyOptions study = options();
+  study.study = folder / "new/study";
+  dry_run(study);
+  EXPECT_FALSE(fs::exists(folder / "new"));
+  run_plan(study);
+  std::map<fs::path, fs::file_time_type> before;
+  for (const auto& entry : fs::recursive_directory_iterator(study.study))
+    before[entry.path()] = entry.last_write_time();
+  study.set = {"seeds=[1, 2, 3]", "data.synthetic.documents=5"};
+  EXPECT_EQ(dry_run(study).size(), 6u);
+  for (const auto& entry : fs::recursive_directory_iterator(study.study)) {
+    const std::string name = entry.path().filename();
+    const bool serves_readers = name == ".lock" || name.starts_with("study.sqlite-");
+    if (entry.is_regular_file() && !serves_readers)
+      EXPECT_EQ(before[entry.path()], entry.last_write_time()) << entry.path();
+  }
 }
 
 TEST_F(Runner, DryRunTellsFinishedRunsOfThisStudyAndOfOthers) {
@@ -376,7 +394,7 @@ TEST_F(Runner, SettingsMultiplyTheRuns) {
   const auto runs = dry_run(
       options(std::string(kPlan) + "[setting.short]\ntrain = { tokens = 400 }\n[setting.long]\n"));
   ASSERT_EQ(runs.size(), 8u);
-  EXPECT_NE(read_file(runs[0].config), read_file(runs[4].config));
+  EXPECT_NE(runs[0].toml, runs[4].toml);
 }
 
 TEST_F(Runner, TuningChoosesTheRateOfTheLowestHeldOutLoss) {
