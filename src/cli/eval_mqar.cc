@@ -5,6 +5,7 @@
 #include "cli/command.h"
 #include "report/svg.h"
 #include "report/table.h"
+#include "run/folder.h"
 #include "study/plan.h"
 #include "tasks/mqar_runner.h"
 #include "train/device.h"
@@ -94,6 +95,7 @@ void run(const Options& o) {
   const tasks::MqarStudy study = tasks::MqarStudy::read(o.study.plan);
   if (o.run) return train_one(o, study);
   const fs::path& folder = o.study.study;
+  run::check_output_folder(folder);
   make_folder(folder);
   const FolderLock lock(folder);
   const tasks::MqarOutcome outcome = tasks::run_mqar(study, o.study);

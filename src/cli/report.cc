@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/command.h"
+#include "run/folder.h"
 #include "study/runner.h"
 
 namespace assay::cli {
@@ -25,6 +26,7 @@ bool holds_records(const fs::path& folder) {
 }
 
 void run(const Options& options) {
+  if (!options.records.empty()) run::check_output_folder(options.records, "plan.json");
   fs::path study = options.study;
   if (holds_records(options.study)) {
     if (options.output.empty())
@@ -39,12 +41,6 @@ void run(const Options& options) {
         "{}: There is no plan.json of records and no study.sqlite in this folder. "
         "Nothing was written.",
         options.study.string());
-  } else if (!options.output.empty() &&
-             (fs::exists(options.output / "study.sqlite") || holds_records(options.output))) {
-    fail(
-        "{}: The folder holds a study or records of runs. Choose another one with -o. "
-        "Nothing was written.",
-        options.output.string());
   }
   const report::Written written =
       report::write_report(study, study == options.study ? options.output : fs::path());

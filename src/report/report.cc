@@ -11,6 +11,7 @@
 #include "report/page.h"
 #include "report/svg.h"
 #include "report/tables.h"
+#include "run/folder.h"
 
 namespace assay::report {
 namespace {
@@ -75,6 +76,7 @@ int64_t write_variances(const fs::path& folder, const fs::path& file) {
 }
 
 Written write_report(const fs::path& study_folder, const fs::path& output) {
+  if (!output.empty()) run::check_output_folder(output);
   const Study study = analyse(study_folder);
   const fs::path& folder = output.empty() ? study_folder : output;
   std::vector<SettingContents> settings;

@@ -61,6 +61,18 @@ fs::path Folder::unfinished_checkpoints() const { return checkpoints_of(path) / 
 
 fs::path Folder::removed_checkpoint() const { return checkpoints_of(path) / "removing"; }
 
+void check_output_folder(const fs::path& folder, const fs::path& own) {
+  std::error_code none;  // a folder that cannot be read is refused by those who write into it
+  if (!own.empty() && fs::exists(folder / own, none)) return;
+  for (const auto& [file, content] : {std::pair{"manifest.json", "a token store"},
+                                      {"study.sqlite", "a study"},
+                                      {"run.json", "a run"},
+                                      {"plan.json", "records of runs"}})
+    if (fs::exists(folder / file, none))
+      fail("{}: The folder holds {} ({}). Choose another one with -o. Nothing was written.",
+           folder.string(), content, file);
+}
+
 std::optional<Folder> enclosing_run(const fs::path& path) {
   const fs::path of_checkpoint = fs::absolute(path / "").parent_path().parent_path().parent_path();
   for (const Folder& folder : {Folder{path}, Folder{of_checkpoint}})

@@ -55,6 +55,10 @@ struct Folder {
   fs::path removed_checkpoint() const;      // where an old one is moved before it is removed
 };
 
+// BadInput if the folder holds a token store, a study, a run or records of runs, unless it holds
+// the file `own`.
+void check_output_folder(const fs::path& folder, const fs::path& own = {});
+
 // The run that `path` is, or that it is a checkpoint of. None where neither is the case.
 std::optional<Folder> enclosing_run(const fs::path& path);
 

@@ -289,6 +289,17 @@ TEST_F(BadInputs, DomainWithoutASplitIsNotSuggestedForItself) {
   EXPECT_EQ(outcome.error.find("did you mean"), std::string::npos) << outcome.error;
 }
 
+TEST_F(BadInputs, StoreInPlaceOfAnOutputFolderIsRefused) {
+  folder_.write("plan.toml",
+                "reference = \"smoke\"\nmodels = [\"smoke\"]\n"
+                "data = { store = \"store\", train = [\"known_a\"], sequence_length = 64 }\n"
+                "train = { steps = 2, batch = 4 }\n");
+  for (const char* command : {"run plan.toml", "run plan.toml --dry-run", "eval mqar mqar/small"})
+    refuses(std::string(command) + " -o store", 2,
+            {"store: The folder holds a token store (manifest.json)", "Nothing was written."});
+  refuses("train '" + kSmoke + "' --data store -o store", 2, {"holds a token store"});
+}
+
 TEST_F(BadInputs, AFileInPlaceOfAFolder) {
   folder_.write("file", "kept");
   refuses("train '" + kSmoke + "' --data store -o file", 2, {"file", "Not a directory"});

@@ -174,6 +174,9 @@ TEST_F(ReportVerdicts, ReportInAnotherFolderLeavesTheStudyAsItIs) {
   for (const char* name : {"report.html", "figures", "tables"})
     EXPECT_FALSE(fs::exists(folder / "study" / name)) << name;
   EXPECT_EQ(read_file(written.page), read_file(write_report(folder / "study").page));
+  study::write_records(folder / "study", folder / "records");
+  for (const char* other : {"study", "records"})
+    EXPECT_THROW(write_report(folder / "study", folder / other), BadInput) << other;
 }
 
 TEST_F(ReportVerdicts, VerdictsAreOneJsonObjectPerArchitecture) {

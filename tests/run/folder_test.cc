@@ -33,6 +33,20 @@ TEST(RunFolder, ARunAndItsCheckpointsBelongToTheRun) {
   EXPECT_FALSE(enclosing_run(temporary.path()));
 }
 
+TEST(RunFolder, OutputFolderOfAnotherKindIsRefused) {
+  const data::Folder temporary;
+  check_output_folder(temporary / "missing");
+  check_output_folder(temporary / std::string(10'000, 'a'));
+  for (const char* file : {"manifest.json", "study.sqlite", "run.json", "plan.json"}) {
+    const fs::path folder = temporary / fmt::format("with {}", file);
+    make_folder(folder);
+    write_file(folder / file, "");
+    check_output_folder(folder, file);
+    EXPECT_NE(message_of([&] { check_output_folder(folder, "other"); }).find(file),
+              std::string::npos);
+  }
+}
+
 TEST(RunFolder, BrokenRecordNamesFileAndKey) {
   const data::Folder temporary;
   const Folder folder{temporary.path()};
