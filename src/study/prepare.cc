@@ -193,15 +193,21 @@ double longest_run(const Candidate& c) {
 // Refuses two runs that are the same. Before tuning, the rates of tuned models are not known: such
 // a model is then compared with other tuned models only, which get the same rate.
 void check_distinct(const std::vector<PlannedRun>& runs, const Plan& plan, bool rates_are_known) {
-  std::map<std::pair<std::string, bool>, std::string> names;  // by key, and whether it is tuned
+  // by key, and whether it is tuned
+  std::map<std::pair<std::string, bool>, const PlannedRun*> known;
   for (const PlannedRun& run : runs) {
     const auto model = std::ranges::find(plan.models, run.model, &Model::name);
     const bool tuned = !rates_are_known && is_tuned(plan, *model);
-    if (const auto [other, fresh] = names.emplace(std::pair{run.key, tuned}, run.name); !fresh)
-      fail(
-          "{}: {} and {} are the same run; give one of them other seeds ([model.{}] seeds = […]). "
-          "Nothing was run.",
-          plan.name, other->second, run.name, run.model);
+    const auto [found, fresh] = known.emplace(std::pair{run.key, tuned}, &run);
+    if (fresh) continue;
+    const PlannedRun& other = *found->second;
+    const std::string advice =
+        other.model == run.model && other.setting == run.setting
+            ? fmt::format("both budgets are {}, so remove one of them",
+                          counted(run.estimate.steps, "step"))
+            : fmt::format("give one of them other seeds ([model.{}] seeds = […])", run.model);
+    fail("{}: {} and {} are the same run; {}. Nothing was run.", plan.name, other.name, run.name,
+         advice);
   }
 }
 

@@ -278,6 +278,16 @@ TEST_F(Runner, ModelsWithRunsOfOneNameAreRefused) {
     EXPECT_NE(text.find(part), std::string::npos) << text;
   // The budget of one model is a part of the name of the other
   plan = kPlan;
+TEST_F(Runner, BudgetsOfTheSameStepsAreRefusedWithThem) {
+  const std::string plan =
+      std::string(kPlan) + "ladder = { tokens = [3900, 4000], seeds = [1, 2] }\n";
+  const std::string text = message([&] { dry_run(options(plan)); });
+  EXPECT_NE(text.find("full.3900.seed-1 and full.4000.seed-1 are the same run; "
+                      "both budgets are 10 steps, so remove one of them."),
+            std::string::npos)
+      << text;
+}
+
   plan.replace(plan.find("\"window\""), 8, "\"full.4k\"");
   const std::string other = message([&] {
     run_plan(options(plan + "ladder = { tokens = [4000, 8000], seeds = [1, 2] }\n" +
