@@ -239,14 +239,14 @@ NewPlan plan_template(const data::TokenStore& store, const std::vector<std::stri
       choice.out_of_domain.empty()
           ? "# No domain is left for testing: the mixed-domain setting, which compares the\n"
             "# held-out loss of the training domains."
+  const double epochs = double(8 * rung) / double(available);
           : "# Models never see the domains in out_of_domain during training.";
   using fmt::arg;
   NewPlan plan;
   plan.text = fmt::format(
       fmt::runtime(kText), arg("domains", table_of(domains, choice)),
-      arg("budget", number(4 * rung)), arg("available", number(available)),
-      arg("epochs", double(8 * rung) / double(available)), arg("rung1", number(rung)),
-      arg("rung2", number(2 * rung)), arg("rung3", number(4 * rung)),
+      arg("budget", number(4 * rung)), arg("available", number(available)), arg("epochs", epochs),
+      arg("rung1", number(rung)), arg("rung2", number(2 * rung)), arg("rung3", number(4 * rung)),
       arg("rung4", number(8 * rung)), arg("data_comment", data_comment),
       arg("store", nlohmann::json(store.folder().string()).dump()),
       arg("train", list_of(choice.train)), arg("out_of_domain", list_of(choice.out_of_domain)),
@@ -264,9 +264,10 @@ NewPlan plan_template(const data::TokenStore& store, const std::vector<std::stri
   if (!store.manifest().contains("synthetic")) {
     plan.warnings.push_back(caution_about(double(8 * rung)));
     plan.warnings.push_back(vocabulary_warning(size, store.vocab_size()));
-    std::erase(plan.warnings, "");
   }
   return plan;
 }
 
 }  // namespace assay::study
+  plan.warnings.push_back(caution_about_epochs("the longest run of the reference", epochs));
+  std::erase(plan.warnings, "");

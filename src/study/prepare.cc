@@ -244,12 +244,6 @@ void drop_later_keep_steps(ConfigNode& train, int64_t steps) {
   train.put("keep_steps", field.toml(), train.where("keep_steps"));
 }
 
-// The run of a candidate.
-PlannedRun planned(const Candidate& c, const Variation& variation, const char* why,
-                   const std::string& label, const fs::path& study) {
-  PlannedRun run;
-  run.name =
-      fmt::format("{}{}{}.seed-{}", prefix(*c.setting), c.model->name, label, variation.seed);
 // Steps of a run of so many tokens, or of the run that the trainer was asked about (0).
 int64_t steps_of(const Candidate& c, int64_t tokens) {
   if (tokens == 0) return c.answer.steps;
@@ -257,6 +251,12 @@ int64_t steps_of(const Candidate& c, int64_t tokens) {
   return int64_t(std::ceil(double(tokens) / per_step));
 }
 
+// The run of a candidate.
+PlannedRun planned(const Candidate& c, const Variation& variation, const char* why,
+                   const std::string& label, const fs::path& study) {
+  PlannedRun run;
+  run.name =
+      fmt::format("{}{}{}.seed-{}", prefix(*c.setting), c.model->name, label, variation.seed);
   run.setting = c.setting->name;
   run.model = c.model->name;
   run.purpose = why;
@@ -301,12 +301,39 @@ std::string budget_label(int64_t tokens, const Model& model) {
   return same > 1 ? fmt::format(".{}", tokens) : label;
 }
 
+bool has_two_seeds(const Model& model) {
+  return std::ranges::any_of(model.budgets,
+                             [](const Budget& budget) { return budget.seeds.size() > 1; });
+}
+
 // Whether the reference has what every verdict needs: two budgets, and two seeds at one of them.
 bool can_be_compared_with(const Plan& plan) {
   const Model& reference = *std::ranges::find(plan.models, plan.reference, &Model::name);
-  return reference.budgets.size() > 1 &&
-         std::ranges::any_of(reference.budgets,
-                             [](const Budget& budget) { return budget.seeds.size() > 1; });
+  return reference.budgets.size() > 1 && has_two_seeds(reference);
+}
+
+// Whether the variance between the seeds of contenders, which share it, can be estimated.
+bool has_variance_of_contenders(const Plan& plan) {
+  return !plan.variances.empty() || std::ranges::any_of(plan.models, [&](const Model& model) {
+    return model.name != plan.reference && has_two_seeds(model);
+  });
+}
+
+// A sentence if the shortest run of a candidate says nothing about its model, or "".
+std::string caution_about_steps(const Plan& plan, const Candidate& c) {
+  constexpr int64_t kFewest = 20;  // a run has as many evaluations
+  int64_t steps = steps_of(c, c.model->budgets.front().tokens);
+  if (is_tuned(plan, *c.model)) steps = std::min(steps, steps_of(c, plan.tuning->tokens));
+  int64_t warmup = 0;
+  const Field field{"warmup_steps", &warmup, ""};
+  const ConfigNode train = compose(*c.model, *c.setting, {}).train;
+  train.read({field}, train.keys());
+  if (steps >= kFewest && steps > warmup) return "";
+  return fmt::format(
+      "{}{} has a run of {}{}. So few steps say nothing about a model; "
+      "give larger budgets, or take the study as a trial.",
+      prefix(*c.setting), c.model->name, counted(steps, "step"),
+      warmup > 0 ? fmt::format(", and warmup_steps is {}", warmup) : "");
 }
 
 std::string rate_label(double rate) { return fmt::format(".lr-{}", rate); }
@@ -418,6 +445,15 @@ std::string caution_about(double tokens) {
       tokens / 1e6, kFewest / 1e6);
 }
 
+std::string caution_about_epochs(const std::string& run, double epochs) {
+  if (epochs <= kMostEpochs) return "";
+  return fmt::format(
+      "{} reads its training text {:.1f} times. "
+      "Repeated text biases the comparison at equal held-out loss; "
+      "train at most {:.1f} epochs, or prepare more text.",
+      run, epochs, kMostEpochs);
+}
+
 std::vector<std::string> cautions(const Plan& plan, const std::vector<Candidate>& candidates) {
   std::vector<std::string> warnings;
   if (plan.models.size() > 1 && !can_be_compared_with(plan))
@@ -426,6 +462,16 @@ std::vector<std::string> cautions(const Plan& plan, const std::vector<Candidate>
         "so every verdict will be \"not settled\". "
         "Give the plan a ladder, for example `ladder = { tokens = […], seeds = […] }`, "
         "or take the study as a trial.");
+  else if (plan.models.size() > 1 && !has_variance_of_contenders(plan))
+    warnings.push_back(
+        "no model but the reference has two seeds at a budget, so the error is unknown. "
+        "Every verdict will be \"not settled\". "
+        "Give two or more seeds, for example `seeds = [1, 2, 3]`, or take the study as a trial.");
+  for (const Candidate& c : candidates)
+    if (const std::string caution = caution_about_steps(plan, c); !caution.empty()) {
+      warnings.push_back(caution);
+      break;
+    }
   for (const Candidate& c : candidates) {
     const std::string caution = caution_about(longest_run(c));
     if (c.model->name != plan.reference || caution.empty()) continue;
@@ -443,12 +489,9 @@ std::vector<std::string> cautions(const Plan& plan, const std::vector<Candidate>
     model = fmt::format("{} with {:.3g}M tokens", c.model->name, tokens / 1e6);
   }
   for (const auto& [setting, longest] : most)
-    if (longest.first > kMostEpochs)
-      warnings.push_back(fmt::format(
-          "{}{} reads its training text {:.1f} times. "
-          "Repeated text biases the comparison at equal held-out loss; "
-          "train at most {:.1f} epochs, or prepare more text.",
-          setting.empty() ? "" : setting + ": ", longest.second, longest.first, kMostEpochs));
+    warnings.push_back(caution_about_epochs(
+        (setting.empty() ? "" : setting + ": ") + longest.second, longest.first));
+  std::erase(warnings, "");
   return warnings;
 }
 

@@ -56,9 +56,11 @@ inline constexpr double kMostEpochs = 1.5;
 // a verdict, or "". References began to recall after 41M to 82M tokens (docs/statistics.md,
 // maturity).
 std::string caution_about(double tokens);
-// Sentences about verdicts that will be biased or missing: the plan has no ladder, the longest run
-// of a setting reads its text more than kMostEpochs times, or caution_about() has one about the
-// longest run of the reference.
+// A sentence if `run` reads its training text more than kMostEpochs times, or "".
+std::string caution_about_epochs(const std::string& run, double epochs);
+// Sentences about verdicts that will be biased or missing: the plan has no ladder, no contender has
+// two seeds, a run is very short, the longest run of a setting repeats its text, or caution_about()
+// has one about the longest run of the reference.
 std::vector<std::string> cautions(const Plan& plan, const std::vector<Candidate>& candidates);
 
 // The learning rate of each model, by setting and model; absent where the grid gave none.

@@ -5,6 +5,7 @@
 
 #include "data/folder.h"
 #include "data/store_writer.h"
+#include "data/synthetic.h"
 #include "study/plan.h"
 
 namespace assay::study {
@@ -114,12 +115,23 @@ TEST_F(PlanTemplate, LittleTextAndALargeVocabularyAreWarnedOf) {
     return plan_template(store({{"web.train", tokens}, {"web.valid", 900}}, vocabulary)).warnings;
   };
   const auto small = warnings(9000, 16'000);
-  ASSERT_EQ(small.size(), 2u);
+  ASSERT_EQ(small.size(), 3u);
   EXPECT_NE(small[0].find("reads 0.819M tokens"), std::string::npos) << small[0];
   EXPECT_NE(small[1].find("has 72 % of the parameters"), std::string::npos) << small[1];
   EXPECT_NE(small[1].find("--vocab 2048 "), std::string::npos) << small[1];
-  EXPECT_EQ(warnings(9000, 6144).size(), 1u);
+  EXPECT_EQ(small[2].find("the longest run of the reference reads its training text 91.0 times"),
+            0u)
+      << small[2];
+  EXPECT_EQ(warnings(9000, 6144).size(), 2u);
   EXPECT_EQ(warnings(41'000'000, 16'000), Names{});
+}
+
+TEST_F(PlanTemplate, RepeatedSyntheticTextIsWarnedOf) {
+  data::synthesize(folder_ / "synthetic", {.documents = 100, .held_out = 20});
+  const auto warnings = plan_template(data::TokenStore(folder_ / "synthetic"), {}).warnings;
+  ASSERT_EQ(warnings.size(), 1u);
+  EXPECT_NE(warnings[0].find("reads its training text 16.0 times"), std::string::npos)
+      << warnings[0];
 }
 
 TEST_F(PlanTemplate, TableSaysWhichSplitADomainLacks) {

@@ -54,7 +54,8 @@ TEST_F(Runner, MissingLadderIsWarnedOf) {
 
 // A synthetic domain can be learned from few tokens, and real text cannot.
 TEST_F(Runner, ShortLadderOnRealTextIsWarnedOf) {
-  const StudyOptions study = options(without_tokens() + "tokens = [4000]\n" + kLadder);
+  const StudyOptions study = options(
+      without_tokens() + "tokens = [8000]\nladder = { tokens = [8000, 16000], seeds = [1, 2] }\n");
   const Plan plan = read_plan(study.plan, study.set);
   auto candidates = ask_trainer(plan, study);
   EXPECT_TRUE(cautions(plan, candidates).empty());
@@ -64,9 +65,40 @@ TEST_F(Runner, ShortLadderOnRealTextIsWarnedOf) {
   write_file(manifest, json.dump());
   const auto warnings = cautions(plan, candidates);
   ASSERT_EQ(warnings.size(), 1u);
-  EXPECT_NE(warnings[0].find("the longest run of the reference reads 0.008M tokens"),
+  EXPECT_NE(warnings[0].find("the longest run of the reference reads 0.016M tokens"),
             std::string::npos)
       << warnings[0];
+}
+
+TEST_F(Runner, ContendersOfOneSeedAreWarnedOf) {
+  const auto warns = [&](const std::vector<std::string>& set) {
+    StudyOptions study = options(without_tokens() + "tokens = [4000, 8000]\n" + kLadder);
+    study.set = set;
+    const auto warnings = cautions(read_plan(study.plan, study.set), {});
+    return !warnings.empty() && warnings[0].find("no model but the reference has two seeds") == 0;
+  };
+  EXPECT_FALSE(warns({}));
+  EXPECT_TRUE(warns({"seeds=[1]"}));
+  EXPECT_FALSE(warns({"seeds_per_budget=[2, 1]"}));
+}
+
+TEST_F(Runner, RunOfFewStepsIsWarnedOf) {
+  const auto warnings = [&](const std::string& tokens, const std::string& train) {
+    StudyOptions study =
+        options(without_tokens() + fmt::format("tokens = [{0}]\nladder = {{ tokens = [{0}, 80000], "
+                                               "seeds = [1, 2] }}\n",
+                                               tokens));
+    study.set = {train};
+    const Plan plan = read_plan(study.plan, study.set);
+    return cautions(plan, ask_trainer(plan, study));
+  };
+  const auto few = warnings("100", "train.warmup_fraction=0.1");
+  ASSERT_EQ(few.size(), 1u);
+  EXPECT_EQ(few[0].find("full has a run of 1 step. So few steps"), 0u) << few[0];
+  const auto warm_up = warnings("8000", "train.warmup_steps=20");
+  ASSERT_EQ(warm_up.size(), 1u);
+  EXPECT_EQ(warm_up[0].find("full has a run of 20 steps, and warmup_steps is 20."), 0u);
+  EXPECT_TRUE(warnings("8000", "train.warmup_steps=19").empty());
 }
 
 TEST_F(Runner, RunsOnlyWhatAnEditedPlanAdds) {
@@ -246,6 +278,16 @@ TEST_F(Runner, BudgetsOfOneRoundedLabelHaveTheirOwnNames) {
   EXPECT_EQ(steps, expected);
 }
 
+TEST_F(Runner, BudgetsOfTheSameStepsAreRefusedWithThem) {
+  const std::string plan =
+      std::string(kPlan) + "ladder = { tokens = [3900, 4000], seeds = [1, 2] }\n";
+  const std::string text = message([&] { dry_run(options(plan)); });
+  EXPECT_NE(text.find("full.3900.seed-1 and full.4000.seed-1 are the same run; "
+                      "both budgets are 10 steps, so remove one of them."),
+            std::string::npos)
+      << text;
+}
+
 TEST_F(Runner, CheckOfALearningRateIsNotNamedLikeARunOfTheGrid) {
   std::string plan = std::string(kPlan) + kTune;
   plan.replace(plan.rfind(" }"), 2, ", check = true }");
@@ -278,16 +320,6 @@ TEST_F(Runner, ModelsWithRunsOfOneNameAreRefused) {
     EXPECT_NE(text.find(part), std::string::npos) << text;
   // The budget of one model is a part of the name of the other
   plan = kPlan;
-TEST_F(Runner, BudgetsOfTheSameStepsAreRefusedWithThem) {
-  const std::string plan =
-      std::string(kPlan) + "ladder = { tokens = [3900, 4000], seeds = [1, 2] }\n";
-  const std::string text = message([&] { dry_run(options(plan)); });
-  EXPECT_NE(text.find("full.3900.seed-1 and full.4000.seed-1 are the same run; "
-                      "both budgets are 10 steps, so remove one of them."),
-            std::string::npos)
-      << text;
-}
-
   plan.replace(plan.find("\"window\""), 8, "\"full.4k\"");
   const std::string other = message([&] {
     run_plan(options(plan + "ladder = { tokens = [4000, 8000], seeds = [1, 2] }\n" +
