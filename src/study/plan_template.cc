@@ -219,6 +219,10 @@ num_layers = {mamba_layers}    # a Mamba layer has no feed-forward: two make one
 # [model.mine]
 # base    = "transformer++"
 # pattern = ["mamba1", "mamba1", "attention"]    # repeated over the layers
+#
+# A class of a Python module needs these two lines in place of that pattern:
+# pattern = ["python:MyMixer"]
+# python  = "my_mixer.py"                        # next to this file
 )";
 
 }  // namespace
@@ -235,11 +239,11 @@ NewPlan plan_template(const data::TokenStore& store, const std::vector<std::stri
   const int64_t length = sequence_length(choice, size.sequence_length);
   const int64_t step = kBatch * length;
   const int64_t rung = std::max<int64_t>(1, top / 8 / step) * step;
+  const double epochs = double(8 * rung) / double(available);
   const char* data_comment =
       choice.out_of_domain.empty()
           ? "# No domain is left for testing: the mixed-domain setting, which compares the\n"
             "# held-out loss of the training domains."
-  const double epochs = double(8 * rung) / double(available);
           : "# Models never see the domains in out_of_domain during training.";
   using fmt::arg;
   NewPlan plan;
@@ -265,9 +269,9 @@ NewPlan plan_template(const data::TokenStore& store, const std::vector<std::stri
     plan.warnings.push_back(caution_about(double(8 * rung)));
     plan.warnings.push_back(vocabulary_warning(size, store.vocab_size()));
   }
+  plan.warnings.push_back(caution_about_epochs("the longest run of the reference", epochs));
+  std::erase(plan.warnings, "");
   return plan;
 }
 
 }  // namespace assay::study
-  plan.warnings.push_back(caution_about_epochs("the longest run of the reference", epochs));
-  std::erase(plan.warnings, "");

@@ -134,6 +134,12 @@ TEST_F(PlanTemplate, RepeatedSyntheticTextIsWarnedOf) {
       << warnings[0];
 }
 
+TEST_F(PlanTemplate, PythonModuleIsShownAsAPatternOfItsOwn) {
+  std::string text = plan_template(store({{"web.train", 9000}, {"web.valid", 900}}), {}).text;
+  for (const char* line : {"pattern = [\"python:MyMixer\"]", "python  = \"my_mixer.py\""})
+    EXPECT_NE(text.find("\n# " + std::string(line)), std::string::npos) << text;
+}
+
 TEST_F(PlanTemplate, TableSaysWhichSplitADomainLacks) {
   const auto some = store({{"web.train", 9000},
                            {"web.valid", 900},
