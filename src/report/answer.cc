@@ -301,7 +301,7 @@ std::vector<std::string> cautions(const Setting& setting, const Study& study) {
         "A longer ladder may change the verdicts.");
   if (!ladder.clusters.empty() && !ladder.clustered_by_source)
     out.push_back(
-        "The store names no sources of documents, so each document counts as independent: "
+        "No sources of documents are given, so each document counts as independent: "
         "the intervals hold for these texts only.");
   for (const std::string& warning : ladder.warnings) out.push_back(warning);
   if (setting.has_reference())

@@ -37,6 +37,7 @@ struct RunLine {
 struct Cluster {
   std::string name;   // "source 'example.org'"
   std::string place;  // "losses.jsonl:2", its first line
+  std::string last;   // its last line
   int64_t documents = 0;
   double nats = 0;
   double tokens = 0;
@@ -204,6 +205,7 @@ void add_document(ForeignRun& run, const Json& line, const Json& defaults,
                           : fmt::format("document '{}' (it has no source)", *document);
     cluster.place = place;
   }
+  cluster.last = place;
   ++cluster.documents;
   cluster.nats += nats;
   cluster.tokens += tokens.value_or(0);
@@ -232,8 +234,11 @@ std::vector<ForeignRun> read_runs(const fs::path& file) {
       ForeignRun& run = runs.emplace_back();
       run.about = from_json<RunLine>(line["run"], place);
       run.place = place;
-      if (run.about.model.empty() || run.about.tokens <= 0)
-        fail("{}: A run needs a model and its training tokens. Nothing was written.", place);
+      if (run.about.model.empty())
+        fail("{}: 'model' must be the name of a model. Nothing was written.", place);
+      if (run.about.tokens <= 0)
+        fail("{}: 'tokens' is {}; the training tokens must be positive. Nothing was written.",
+             place, run.about.tokens);
       if (run.about.epochs && !(*run.about.epochs > 0))
         fail("{}: 'epochs' must be positive. Nothing was written.", place);
       defaults = line;
@@ -260,11 +265,15 @@ void check_documents(const ForeignRun& first, const ForeignRun& run) {
       for (const auto& [source, cluster] : sources) {
         const auto other = found->second.find(source);
         const int64_t count = other == found->second.end() ? 0 : other->second.documents;
-        if (count != cluster.documents)
+        const char* rule = "All runs must be evaluated on the same documents. Nothing was written.";
+        if (count == 0)
           fail(
-              "{}: In {}, the run has {} about the {}, and another run has {}, the first at {}. "
-              "All runs must be evaluated on the same documents. Nothing was written.",
-              place, set, counted(count, "line"), cluster.name, cluster.documents, cluster.place);
+              "{}: In {}, the run has no line about the {}. "
+              "Another run has {}, the first at {}. {}",
+              place, set, cluster.name, cluster.documents, cluster.place, rule);
+        if (count < cluster.documents)  // more than one line: the last may be a duplicate
+          fail("{}: In {}, the run has {} about the {}, and the run at {} has {}. {}", cluster.last,
+               set, counted(cluster.documents, "line"), cluster.name, place, count, rule);
       }
     }
   };

@@ -192,8 +192,8 @@ TEST_F(Losses, MissingDocumentIsNamedWithItsLineAndSource) {
   EXPECT_MESSAGE(
       read(run_line("base") + kDocuments + run_line("mine") + line("held_out", "web", "a.org", 30) +
            line("out_of_domain", "code", "b", 50)),
-      "losses.jsonl:5: In web.valid, the run has 1 line about the source 'a.org', "
-      "and another run has 2, the first at ");
+      "losses.jsonl:3: In web.valid, the run has 2 lines about the source 'a.org', "
+      "and the run at ");
   // The second document is missing in the first run.
   const std::string unsourced = document_of(R"("nats": 30, "tokens": 10)");
   std::string second = unsourced;
@@ -201,9 +201,28 @@ TEST_F(Losses, MissingDocumentIsNamedWithItsLineAndSource) {
   const std::string code = line("out_of_domain", "code", "b", 50);
   const std::string text =
       run_line("base") + unsourced + code + run_line("mine") + unsourced + second + code;
-  EXPECT_MESSAGE(read(text), "losses.jsonl:1: In a.valid, the run has 0 lines about ");
-  EXPECT_MESSAGE(read(text), "the document '5' (it has no source), and another run has 1, ");
+  EXPECT_MESSAGE(read(text), "losses.jsonl:1: In a.valid, the run has no line about ");
+  EXPECT_MESSAGE(read(text), "the document '5' (it has no source). Another run has 1, ");
   EXPECT_MESSAGE(read(text), "losses.jsonl:6. All runs must");
+}
+
+TEST_F(Losses, DuplicateIsReportedAtItsOwnLine) {
+  const std::string text = document_of(R"("nats": 30, "tokens": 10)");
+  const std::string code = line("out_of_domain", "code", "b", 50);
+  const std::string good = text + code;
+  const std::string duplicated = text + text + code;
+  const std::string words = "the run has 2 lines about the document '1' (it has no source), ";
+  for (const auto& [losses, place] :
+       {std::pair(run_line("base") + good + run_line("mine") + duplicated, 6),
+        {run_line("base") + duplicated + run_line("mine") + good, 3}}) {
+    EXPECT_MESSAGE(read(losses), fmt::format("losses.jsonl:{}: In a.valid, {}", place, words));
+  }
+}
+
+TEST_F(Losses, RunsWithoutNameOrTokensAreRejected) {
+  EXPECT_MESSAGE(read(run_line("base", 1, -1)),
+                 "losses.jsonl:1: 'tokens' is -1; the training tokens must be positive");
+  EXPECT_MESSAGE(read(run_line("")), "losses.jsonl:1: 'model' must be the name of a model");
 }
 
 }  // namespace
