@@ -16,7 +16,7 @@ constexpr double kLegendLine = 20;
 constexpr double kBarWidth = 250;
 constexpr double kBarRow = 18;    // height
 constexpr double kBarLabel = 22;  // width of the labels
-constexpr double kBarSide = 12;
+constexpr double kBarSide = 20;   // half the width of a tick label
 
 // {0} and {1}: size, {2} to {5}: the clipped rectangle, {6}: the drawing, {7}: title,
 // {8}: description, {9}: id

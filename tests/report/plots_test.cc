@@ -2,8 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <regex>
 #include <set>
 
+#include "report/svg.h"
 #include "report_folder.h"
 
 namespace assay::report {
@@ -34,6 +36,19 @@ TEST(ReportFigures, StylesDifferAndOnlyTheReferenceHasItsColourAndShape) {
     if (style == 0) continue;
     EXPECT_STRNE(colour(style), colour(0)) << style;
     EXPECT_NE(shape(style), shape(0)) << style;
+  }
+}
+
+TEST(ReportFigures, LabelsOfTheSmallScaleAreInsideIt) {
+  constexpr double kHalfLetter = 3.5;  // of 11 pixels, bold
+  const std::regex label("x=\"([0-9.]+)\"[^>]*>([^<]*)<");
+  for (const double high : {0.1, 0.125, 0.25, 0.5}) {
+    const std::string axis = interval_axis({.low = -high, .high = high});
+    const auto width = std::stod(axis.substr(axis.find("width=\"") + 7));
+    for (std::sregex_iterator found(axis.begin(), axis.end(), label), end; found != end; ++found) {
+      const double half = kHalfLetter * double((*found)[2].length());
+      EXPECT_LE(std::stod((*found)[1]) + half, width) << found->str();
+    }
   }
 }
 
