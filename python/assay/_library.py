@@ -42,6 +42,10 @@ def name_the_user():
         os.environ["LOGNAME"] = str(os.getuid())
 
 
+def wrong_type(function, argument, value, expected="a torch.Tensor"):
+    return TypeError(f"{function}: {argument} must be {expected}, not {type(value).__name__}")
+
+
 @functools.cache
 def load():
     """libassay.so, as ctypes sees it. Its operators are in torch.ops.assay afterwards."""

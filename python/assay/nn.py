@@ -116,6 +116,11 @@ class Mixer(torch.nn.Module):
         handed: one dict for all layers of a model, empty before the first one; later layers of
         RWKV-7 read there what the first one writes.
         """
+        if not isinstance(x, torch.Tensor):
+            raise _library.wrong_type(f"assay.nn: {self.kind}", "x", x)
+        for name, value in (("state", state), ("handed", handed)):
+            if not isinstance(value, (dict, type(None))):
+                raise _library.wrong_type(f"assay.nn: {self.kind}", name, value, "a dict or None")
         for tensors, key, tensor in self._shared:
             if tensors.get(key) is not tensor:
                 raise RuntimeError(

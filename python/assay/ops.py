@@ -7,8 +7,12 @@ from `initial_state`: a sequence may be cut anywhere. Log decays are not above 0
 
 In attention and Top-1, k and v may have fewer heads than q where their number divides that of q. In
 the recurrences but rwkv7, tensors may have different numbers of heads where each divides the
-largest. A wrong shape, dtype, device or value is a ValueError that names the argument.
+largest. A wrong shape, dtype, device or value is a ValueError that names the argument, and what is
+not a tensor in place of one is a TypeError.
 """
+
+import functools
+import inspect
 
 from . import _library
 
@@ -262,3 +266,29 @@ __all__ = [
     for name, value in list(globals().items())
     if getattr(value, "__module__", None) == __name__ and not name.startswith("_")
 ]
+
+
+def _with_type_errors(function):
+    """The function, which names an argument that must be a tensor where the call fails."""
+    schema = getattr(_ops, function.__name__).default._schema
+    tensors = {argument.name for argument in schema.arguments if "Tensor" in str(argument.type)}
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        try:
+            return function(*args, **kwargs)
+        except (AttributeError, RuntimeError, ValueError):
+            for name, value in signature.bind(*args, **kwargs).arguments.items():
+                is_absent = value is None and signature.parameters[name].default is None
+                if name in tensors and not is_absent and not isinstance(value, torch.Tensor):
+                    raise _library.wrong_type(
+                        f"assay.ops.{function.__name__}", name, value
+                    ) from None
+            raise
+
+    return call
+
+
+for _name in __all__:
+    globals()[_name] = _with_type_errors(globals()[_name])

@@ -13,9 +13,10 @@ import unittest
 import unittest.mock
 
 import hosted  # before torch, which it sets up
+import numpy as np
 import torch
 
-from assay import _mixers, nn
+from assay import _mixers, nn, ops
 from assay._mixers import tomllib
 
 KINDS = nn._Core.kinds()
@@ -139,6 +140,30 @@ class Mixers(unittest.TestCase):
         copies = {key: value.clone() for key, value in module.named_parameters()}
         with self.assertRaisesRegex(RuntimeError, "was replaced"):
             torch.func.functional_call(module, copies, (torch.zeros(1, 3, 64),))
+
+    def test_arguments_that_are_not_tensors_are_named(self):
+        array, x = np.zeros((1, 3, 64), np.float32), torch.zeros(1, 3, 64)
+        heads = torch.zeros(1, 3, 2, 8)
+        module = nn.GLA(64)
+        for call, text in (
+            (lambda: module(array), "gla: x must be a torch.Tensor, not ndarray"),
+            (lambda: module((x, {})), "gla: x must be a torch.Tensor, not tuple"),
+            (lambda: module(x, x), "gla: state must be a dict or None, not Tensor"),
+            (
+                lambda: ops.linear_attention(array, heads, heads),
+                "assay.ops.linear_attention: q must be a torch.Tensor, not ndarray",
+            ),
+            (lambda: ops.linear_attention([heads], heads, heads), "q must .* not list"),
+            (
+                lambda: ops.linear_attention(heads, heads, v=heads, initial_state=(heads,)),
+                "initial_state must be a torch.Tensor, not tuple",
+            ),
+            (lambda: ops.linear_attention(heads, None, heads), "k must .* not NoneType"),
+        ):
+            with self.assertRaisesRegex(TypeError, text):
+                call()
+        with self.assertRaisesRegex(RuntimeError, "'scale'"):
+            ops.linear_attention(heads, heads, heads, scale="a")
 
     def test_seed_decides_the_starting_values(self):
         weights = [nn.GLA(64, seed=seed).out_proj.weight for seed in (1, 1, 2)]
@@ -356,6 +381,9 @@ class TorchCompile(unittest.TestCase):
             y = function(x)
             return [y, *torch.autograd.grad(y, list(mixer.parameters()))]
 
+        heads = random(1, 5, 2, 8).float()
+        whole = torch.compile(ops.linear_attention, backend="aot_eager", fullgraph=True)
+        torch.testing.assert_close(whole(heads, heads, heads), ops.linear_attention(*3 * [heads]))
         with self.assertRaisesRegex(Exception, "Mixer"):
             torch.compile(function, backend="aot_eager", fullgraph=True)(x)
         compiled = torch.compile(function, backend="aot_eager")
