@@ -265,7 +265,8 @@ def top1_chunk(
         approx  q_t . mean over j in c of k_j
 
     q [B, T, H, D]; k, v [B, S, Hk, D], S >= T; selected [B, H, T, top_k] int64 forces the choice
-    (-1: none); summaries: chunk_summaries(k, chunk_size), by a caller who keeps them.
+    (-1: none), and a chunk that is named twice counts twice; summaries:
+    chunk_summaries(k, chunk_size), by a caller who keeps them; only their shape is checked.
     Returns out [B, T, H, D], logsumexp [B, H, T] and selected [B, H, T, top_k]. Only out has a
     gradient.
     """

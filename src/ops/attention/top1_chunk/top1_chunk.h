@@ -11,15 +11,15 @@ namespace assay::ops {
 // q [B, T, H, D]; k, v [B, S, Hk, D], S ≥ T: the queries are the last T of S positions, and chunk c
 // holds positions [c·chunk_size, (c + 1)·chunk_size) whatever T is, so a sequence may be cut
 // anywhere. Hk divides H. selection: "exact" or "approx". selected [B, H, T, top_k] int64 forces
-// the choice; what is no candidate of its query counts as −1. summaries, which approx reads:
-// chunk_summaries(k, chunk_size), by a caller who keeps them; or more chunks of it. Returns out
-// [B, T, H, D] in the dtype of q, logsumexp [B, H, T] in float32 (float64 when anything of q, k, v
-// is) and the choice [B, H, T, top_k] int64, best first, −1 for none. Gradients for q, k, v through
-// out alone. float64, float32, bfloat16. ValueError naming the argument when a shape, dtype or
-// value does not fit. NaN in a query gives a row of NaN; a chunk with a NaN score counts as the
-// best.
-// Few queries of many positions (decoding) read the summaries, or (exact) all keys, and
-// the chunks chosen.
+// the choice; what is no candidate of its query counts as −1, and a chunk that is named twice
+// counts twice in the softmax. summaries, which approx reads: chunk_summaries(k, chunk_size), by a
+// caller who keeps them; or more chunks of it. Only their shape is checked, so those of a smaller
+// chunk_size give a wrong choice. Returns out [B, T, H, D] in the dtype of q, logsumexp [B, H, T]
+// in float32 (float64 when anything of q, k, v is) and the choice [B, H, T, top_k] int64, best
+// first, −1 for none. Gradients for q, k, v through out alone. float64, float32, bfloat16.
+// ValueError naming the argument when a shape, dtype or value does not fit. NaN in a query gives a
+// row of NaN; a chunk with a NaN score counts as the best. Few queries of many positions (decoding)
+// read the summaries, or (exact) all keys, and the chunks chosen.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> top1_chunk(
     const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t chunk_size, double scale,
     std::string_view selection = "exact", int64_t top_k = 1,
