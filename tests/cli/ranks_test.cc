@@ -260,6 +260,7 @@ TEST_F(RanksOfOneModel, KilledRankThatWritesLeavesTheEarlierCheckpoints) {
 }
 
 TEST_F(RanksOfOneModel, RankThatCannotWriteIsNamedAndLeavesTheEarlierCheckpoints) {
+  if (!data::kLimitsOfFilesHold) GTEST_SKIP() << "ThreadSanitizer writes a larger file";
   ASSERT_EQ(run(folder_.path(), train("alone", kSlices)).exit_code, 0);
   {
     Process process(folder_.path(), train("limited", kSlices + "--ranks 2"));
@@ -290,6 +291,7 @@ TEST_F(RanksOfOneModel, RankThatCannotWriteIsNamedAndLeavesTheEarlierCheckpoints
 }
 
 TEST_F(RanksOfOneModel, FullDiskOfRankZeroIsReportedBeforeRanksWrite) {
+  if (!data::kLimitsOfFilesHold) GTEST_SKIP() << "ThreadSanitizer writes a larger file";
   const int port = free_port();
   std::optional<FileSizeLimit> limit(16 << 10);
   Process first = start(0, 2, port, train("run", kSlices));

@@ -44,6 +44,13 @@ inline void make_old(const fs::path& path) {
   fs::last_write_time(path, fs::file_time_type::clock::now() - std::chrono::hours(2));
 }
 
+// ThreadSanitizer itself writes files that are larger than the limits of tests.
+#if __has_feature(thread_sanitizer)
+inline constexpr bool kLimitsOfFilesHold = false;
+#else
+inline constexpr bool kLimitsOfFilesHold = true;
+#endif
+
 #define ASSAY_NEEDS_FILE(file) \
   if (!fs::exists(file)) GTEST_SKIP() << (file).string() << " is in the complete golden data only"
 
