@@ -63,7 +63,7 @@ fs::path Folder::removed_checkpoint() const { return checkpoints_of(path) / "rem
 
 void check_output_folder(const fs::path& folder, const fs::path& own) {
   std::error_code none;  // a folder that cannot be read is refused by those who write into it
-  if (!own.empty() && fs::exists(folder / own, none)) return;
+  if (fs::exists(own, none)) return;
   for (const auto& [file, content] : {std::pair{"manifest.json", "a token store"},
                                       {"study.sqlite", "a study"},
                                       {"run.json", "a run"},

@@ -55,8 +55,8 @@ struct Folder {
   fs::path removed_checkpoint() const;      // where an old one is moved before it is removed
 };
 
-// BadInput if the folder holds a token store, a study, a run or records of runs, unless it holds
-// the file `own`.
+// BadInput if the folder holds a token store, a study, a run or records of runs, and the file
+// `own` does not exist.
 void check_output_folder(const fs::path& folder, const fs::path& own = {});
 
 // The run that `path` is, or that it is a checkpoint of. None where neither is the case.

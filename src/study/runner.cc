@@ -371,7 +371,7 @@ class StudyFolder {
   // `waits`: for a process that holds the folder, a minute at most.
   StudyFolder(const Plan& plan, const fs::path& study, bool waits = false)
       : data_(synthetic_stores(plan, study)) {
-    run::check_output_folder(study, "study.sqlite");
+    run::check_output_folder(study, study / "study.sqlite");
     for (fs::path folder = study; !folder.empty() && !fs::exists(folder);
          folder = folder.parent_path())
       folders_.push_back(folder);
@@ -485,7 +485,7 @@ std::vector<ExpectedRun> dry_run(const StudyOptions& options) {
 
 void study_of_records(const RecordedPlan& plan, const Records& records, const std::string& origin,
                       const fs::path& study) {
-  run::check_output_folder(study, "study.sqlite");
+  run::check_output_folder(study, study / "study.sqlite");
   make_folder(study);
   const FolderLock lock(study);
   Store store(study);

@@ -442,7 +442,7 @@ run::Outcome train(const RunConfig& config, const TrainOptions& options) {
   std::optional<NewFolder> new_folder;
   std::optional<FolderLock> lock;
   if (!options.ranks || options.ranks->first()) {
-    run::check_output_folder(options.run, "run.json");
+    run::check_output_folder(options.run, run::Folder{options.run}.provenance().path);
     new_folder.emplace(options.run);
     make_folder(options.run);
     lock.emplace(options.run);

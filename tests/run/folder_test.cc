@@ -41,7 +41,7 @@ TEST(RunFolder, OutputFolderOfAnotherKindIsRefused) {
     const fs::path folder = temporary / fmt::format("with {}", file);
     make_folder(folder);
     write_file(folder / file, "");
-    check_output_folder(folder, file);
+    check_output_folder(folder, folder / file);
     EXPECT_NE(message_of([&] { check_output_folder(folder, "other"); }).find(file),
               std::string::npos);
   }
