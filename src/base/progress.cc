@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <cstdio>
 
 namespace assay {
@@ -39,6 +40,8 @@ void Progress::log(const std::string& line) {
 }
 
 std::string Progress::duration(double seconds) {
+  // A record may hold any number
+  if (!(std::abs(seconds) < 1e15)) return fmt::format("{} s", seconds);
   const auto s = static_cast<long>(seconds + 0.5);
   return s >= 3600 ? fmt::format("{}:{:02}:{:02}", s / 3600, s / 60 % 60, s % 60)
                    : fmt::format("{}:{:02}", s / 60, s % 60);
