@@ -1,7 +1,10 @@
 #include "ops/core/tensors.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
 
 #include "ops/core/called.h"
 
@@ -98,6 +101,12 @@ at::Tensor aligned_rows(const at::Tensor& tensor) {
         (tensor.stride(i) == 0 || tensor.stride(i) * tensor.element_size() % 16))
       return tensor.clone(at::MemoryFormat::Contiguous);
   return aligned(tensor);
+}
+
+bool wants_gradient(std::initializer_list<at::Tensor> tensors) {
+  return at::GradMode::is_enabled() && std::ranges::any_of(tensors, [](const at::Tensor& tensor) {
+           return tensor.defined() && tensor.requires_grad();
+         });
 }
 
 View view(const at::Tensor& tensor) {

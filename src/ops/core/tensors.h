@@ -54,6 +54,9 @@ inline at::Tensor or_undefined(const OptionalTensor& tensor) {
   return tensor.value_or(at::Tensor());
 }
 
+// Whether a call with these tensors is recorded for a backward pass. Undefined ones do not count.
+bool wants_gradient(std::initializer_list<at::Tensor> tensors);
+
 View view(const at::Tensor& tensor);   // [B, T, …]; absent when undefined
 void* data(const at::Tensor& tensor);  // null when undefined
 

@@ -51,12 +51,6 @@ at::Tensor onednn_linear(const at::Tensor& x, const at::Tensor& weight,
   return call.call(x, weight, bias, "none", c10::List<std::optional<at::Scalar>>(), "");
 }
 
-bool needs_gradient(std::initializer_list<at::Tensor> tensors) {
-  if (!at::GradMode::is_enabled()) return false;
-  return std::ranges::any_of(
-      tensors, [](const at::Tensor& tensor) { return tensor.defined() && tensor.requires_grad(); });
-}
-
 // With fewer rows, a library is faster, because the kernel copies the weight first.
 constexpr int64_t kManyRows = 256;
 
@@ -188,7 +182,7 @@ bool serves_few_rows(const at::Tensor& x, const at::Tensor& weight, const at::Te
   const bool dtype = x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16;
   return x.is_cpu() && dtype && x.dim() > 1 && x.numel() > 0 &&
          x.numel() <= most_few_rows(x.scalar_type()) * x.size(-1) && weight.is_contiguous() &&
-         weight.scalar_type() == x.scalar_type() && !needs_gradient({x, weight, bias});
+         weight.scalar_type() == x.scalar_type() && !wants_gradient({x, weight, bias});
 }
 
 // The kernel reads all rows of x for every 16 rows of the weight. With many rows and a large weight
@@ -201,7 +195,7 @@ bool serves_few_rows_on_cuda(const at::Tensor& x, const at::Tensor& weight,
   return rows <= most && x.size(-1) % 8 == 0 && weight.is_contiguous() &&
          weight.scalar_type() == x.scalar_type() && weight.device() == x.device() &&
          reinterpret_cast<uintptr_t>(weight.data_ptr()) % 16 == 0 &&
-         !needs_gradient({x, weight, bias});
+         !wants_gradient({x, weight, bias});
 }
 
 // Whether the kernel also normalises x + y. Each of its blocks normalises all rows, so with more
@@ -212,7 +206,7 @@ bool serves_norm(const at::Tensor& x, const at::Tensor& y, const at::Tensor& nor
     return tensor.scalar_type() == dtype && tensor.device() == x.device() &&
            tensor.is_contiguous() && reinterpret_cast<uintptr_t>(tensor.data_ptr()) % 16 == 0;
   };
-  if (!serves_few_rows_on_cuda(x, weight, bias) || needs_gradient({y, norm_weight})) return false;
+  if (!serves_few_rows_on_cuda(x, weight, bias) || wants_gradient({y, norm_weight})) return false;
   const int64_t rows = x.numel() / x.size(-1);
   return rows <= 2 && x.size(-1) <= 2048 && rows * weight.numel() <= int64_t{1} << 26 &&
          vectors(x, at::kBFloat16) && vectors(norm_weight, at::kFloat) &&
@@ -294,7 +288,7 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
                   bias.defined() ? bias.to(at::kFloat) : bias)
         .to(x.scalar_type());
   if (!many && (!uses_onednn(x) || x.dim() < 2)) return at::linear(x, weight, optional(bias));
-  if (!needs_gradient({x, weight, bias})) return forward(x.contiguous(), weight, optional(bias));
+  if (!wants_gradient({x, weight, bias})) return forward(x.contiguous(), weight, optional(bias));
   return LinearFunction::apply(x.contiguous(), weight, optional(bias));
 }
 

@@ -16,12 +16,9 @@ at::ScalarType dtype_of(const ChannelScan& s) {
   return sequence_dtype({s.x, s.delta, s.k, s.q, or_undefined(s.z)});
 }
 
-bool wants_gradient(const ChannelScan& s) {
-  bool wants = false;
-  for (const at::Tensor& x : {s.x, s.delta, s.k, s.q, s.rate, or_undefined(s.D), or_undefined(s.z),
-                              or_undefined(s.delta_bias), or_undefined(s.initial_state)})
-    wants |= x.defined() && x.requires_grad();
-  return wants && at::GradMode::is_enabled();
+bool is_recorded(const ChannelScan& s) {
+  return wants_gradient({s.x, s.delta, s.k, s.q, s.rate, or_undefined(s.D), or_undefined(s.z),
+                         or_undefined(s.delta_bias), or_undefined(s.initial_state)});
 }
 
 // h_t = decay_t ⊙ h_{t−1} + input_t along dimension 1, h_{−1} = first.       [Hillis & Steele 1986]
@@ -48,7 +45,7 @@ bool in_few_steps(const ChannelScan& s) {
   const int64_t groups = s.k.dim() == 4 ? s.k.size(2) : 1;
   return on_gpu(s.x.device()) && dtype_of(s) != at::kDouble && s.k.size(-1) <= kMaxDecodeStates &&
          (groups == 1 || s.x.size(2) / groups % 32 == 0) && s.x.size(1) <= kMaxTokenDecodeSteps &&
-         !wants_gradient(s);
+         !is_recorded(s);
 }
 
 std::string token_kernel_path(const std::string& otherwise) {
@@ -276,7 +273,7 @@ std::tuple<at::Tensor, at::Tensor> by_token_kernel(const ChannelScan& s) {
   const variable_list out = ByTokenKernel::apply(
       in[kX], in[kDelta], in[kK], in[kQ], optional(in[kRate]), optional(in[kD]), optional(in[kZ]),
       optional(in[kBias]), optional(in[kState]), int64_t(s.update), s.delta_softplus,
-      wants_gradient(s));
+      is_recorded(s));
   return {out[0].to(s.x.scalar_type()), out[1]};
 }
 

@@ -154,20 +154,13 @@ struct Recurrence : torch::autograd::Function<Recurrence> {
   }
 };
 
-bool wants_gradient(const MatrixRecurrence& s, const at::Tensor& state) {
-  bool wants = state.requires_grad();
-  for (const at::Tensor* x : {&s.q, &s.k, &s.v, &s.decay, &s.a, &s.b, &s.c, &s.e, &s.u})
-    wants |= x->defined() && x->requires_grad();
-  return wants && at::GradMode::is_enabled();
-}
-
 std::tuple<at::Tensor, at::Tensor> by_kernel(MatrixRecurrence s, const at::Tensor& initial_state) {
   const auto dtype = initial_state.scalar_type();
   for (at::Tensor* x : {&s.q, &s.k, &s.v, &s.decay, &s.a, &s.b, &s.c, &s.e})
     *x = sequence(optional(*x), dtype);
   s.u = parameter(optional(s.u), dtype);
   const at::Tensor state = initial_state.contiguous();
-  if (!wants_gradient(s, state)) {
+  if (!wants_gradient({s.q, s.k, s.v, s.decay, s.a, s.b, s.c, s.e, s.u, state})) {
     const Outputs outputs = run(s, state, false);
     return {outputs.out, outputs.final_state};
   }

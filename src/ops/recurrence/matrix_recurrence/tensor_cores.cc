@@ -176,18 +176,14 @@ bool has_scalar_decays(const MatrixRecurrence& s) {
          (!s.log_decay.defined() || s.log_decay.size(3) == 1);
 }
 
-bool wants_gradient(const MatrixRecurrence& s, const at::Tensor& state) {
-  bool wants = false;
-  for (const at::Tensor* x :
-       {&s.q, &s.k, &s.v, &s.a, &s.b, &s.beta, &s.rate, &s.log_decay, &s.u, &s.skip, &state})
-    wants |= x->defined() && x->requires_grad();
-  return wants && at::GradMode::is_enabled();
+bool is_recorded(const MatrixRecurrence& s, const at::Tensor& state) {
+  return wants_gradient({s.q, s.k, s.v, s.a, s.b, s.beta, s.rate, s.log_decay, s.u, s.skip, state});
 }
 
 // Whether cuda::decode takes the steps.
 bool is_few(const MatrixRecurrence& s, const at::Tensor& state) {
   return !s.rate.defined() && !s.skip.defined() && s.q.size(1) <= cuda::kMaxDecodeSteps &&
-         !wants_gradient(s, state);
+         !is_recorded(s, state);
 }
 
 // In sizes that the kernels have: nothing is written to what is added, nor read from it.
@@ -266,7 +262,7 @@ std::tuple<at::Tensor, at::Tensor> by_tensor_cores(const MatrixRecurrence& s,
                                                    const at::Tensor& state) {
   if ((s.rate.defined() || s.skip.defined()) && !on_hopper(state.device()))
     return by_products_with_v(s, state);
-  const bool keeps = wants_gradient(s, state);
+  const bool keeps = is_recorded(s, state);
   const bool few = is_few(s, state);
   const int64_t key_dim = cuda::key_size(rule_of(s), s.u.defined(), state.size(2));
   const int64_t value_dim = cuda::value_size(state.size(3), few, has_scalar_decays(s));

@@ -191,14 +191,6 @@ void check(const at::Tensor& u, const at::Tensor& delta, const at::Tensor& A, co
     if (tensor) check_like(kOp, name, *tensor, "u", u);
 }
 
-bool wants_gradient(const Inputs& in) {
-  bool wants = false;
-  for (const at::Tensor* t :
-       {&in.u, &in.delta, &in.A, &in.B, &in.C, &in.D, &in.z, &in.delta_bias, &in.initial_state})
-    wants |= t->defined() && t->requires_grad();
-  return wants && at::GradMode::is_enabled();
-}
-
 }  // namespace
 
 std::tuple<at::Tensor, at::Tensor> selective_scan(
@@ -223,7 +215,8 @@ std::tuple<at::Tensor, at::Tensor> selective_scan(
                   sequence(B, dtype), sequence(C, dtype),          parameter(D, real),
                   sequence(z, dtype), parameter(delta_bias, real), parameter(initial_state, real),
                   delta_softplus};
-  if (!wants_gradient(in)) {
+  if (!wants_gradient(
+          {in.u, in.delta, in.A, in.B, in.C, in.D, in.z, in.delta_bias, in.initial_state})) {
     const Outputs out = run(in, false);
     return {out.y.to(u.scalar_type()), out.final_state};
   }

@@ -50,18 +50,11 @@ at::Tensor features(const at::Tensor& x, const OptionalTensor& weights = {}) {
   return weights ? taylor_exp_features(x) * *weights : taylor_exp_features(x);
 }
 
-bool wants_gradient(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                    const OptionalTensor& initial_state) {
-  const bool wants = q.requires_grad() || k.requires_grad() || v.requires_grad() ||
-                     (initial_state && initial_state->requires_grad());
-  return wants && at::GradMode::is_enabled();
-}
-
 #ifdef ASSAY_CUDA
 bool in_few_steps(const HeadShape& shape, const at::Tensor& q, const at::Tensor& k,
                   const at::Tensor& v, const OptionalTensor& initial_state) {
   const int64_t size = feature_count(shape.key_dim) * (shape.value_dim + 1);
-  return on_hopper(q.device()) && !wants_gradient(q, k, v, initial_state) &&
+  return on_hopper(q.device()) && !wants_gradient({q, k, v, or_undefined(initial_state)}) &&
          size <= kMaxTaylorState && shape.time <= kFewTaylorSteps &&
          shape.key_dim <= kMaxTaylorKey && shape.value_dim <= kMaxTaylorValue &&
          sequence_dtype({q, k, v}) != at::kDouble;
@@ -125,7 +118,8 @@ std::tuple<at::Tensor, at::Tensor> taylor_exp_attention(const at::Tensor& q, con
   const auto real = real_dtype(sequence);
   // In bf16 the sums of the tensor cores take a feature with its rounding, as they take
   // every key's number.
-  const bool few = shape.time <= cuda::kMaxDecodeSteps && !wants_gradient(q, k, v, initial_state);
+  const bool few = shape.time <= cuda::kMaxDecodeSteps &&
+                   !wants_gradient({q, k, v, or_undefined(initial_state)});
   const bool has_kernel = few ? on_gpu(q.device()) : on_hopper(q.device());
   const auto as = has_kernel && F <= cuda::kLargestKey ? sequence : real;
   const at::Tensor weights = taylor_exp_weights(shape.key_dim, scale, q.options().dtype(real));
