@@ -26,7 +26,8 @@ bool holds_records(const fs::path& folder) {
 }
 
 void run(const Options& options) {
-  if (!options.records.empty()) run::check_output_folder(options.records, options.records / "plan.json");
+  if (!options.records.empty())
+    run::check_output_folder(options.records, options.records / "plan.json");
   fs::path study = options.study;
   if (holds_records(options.study)) {
     if (options.output.empty())
