@@ -138,7 +138,8 @@ class PythonMixer final : public Mixer {
 TORCH_LIBRARY_FRAGMENT(assay_python, m) {
   m.def("linear_of_master(Tensor x, Tensor weight, Tensor? bias) -> Tensor",
         [](const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
-          return ops::linear_of_master(x, weight, bias.value_or(at::Tensor()));
+          // A module may expect a contiguous result, as that of torch is
+          return ops::linear_of_master(x, weight, bias.value_or(at::Tensor())).contiguous();
         });
 }
 
