@@ -8,6 +8,7 @@
 #include <set>
 
 #include "exchange/model_files.h"
+#include "fuzz/mutation.h"
 #include "nn/testing.h"
 
 namespace assay::exchange {
@@ -400,6 +401,24 @@ TEST_F(HuggingFaceFolder, LayersOfSeveralKindsAreReadBack) {
     write_config();
     EXPECT_EQ(hugging_face_spec(folder).toml(), model->spec.toml());
     expect_equals(*model);
+  }
+}
+
+TEST_F(HuggingFaceFolder, ChangedSettingsAreReadOrRefusedWithAnError) {
+  Random random(1, "changed settings");
+  for (const auto& [name, text] : kHybrids) {
+    int refused = 0;
+    for (int i = 0; i < 250; ++i) {
+      const std::string changed = fuzz::mutated_json(text, random);
+      SCOPED_TRACE(changed);
+      write_file(folder / "config.json", changed);
+      try {
+        hugging_face_spec(folder);
+      } catch (const Error&) {
+        ++refused;
+      }
+    }
+    EXPECT_GT(refused, 0) << name;
   }
 }
 

@@ -22,6 +22,7 @@
 #include "fuzz/mutation.h"
 #include "run/metrics.h"
 #include "serve/api.h"
+#include "study/losses.h"
 #include "study/run_folder.h"
 #include "study/store.h"
 
@@ -452,7 +453,35 @@ void parse_recorded_plan(const fs::path& folder, std::string_view input) {
   read_runs(store);
 }
 
+// Two budgets of the reference with two seeds, and one run of another model; three documents of
+// each role.
+std::vector<std::string> losses_seeds() {
+  std::string lines;
+  for (const auto& [model, seed, tokens] :
+       {std::tuple{"full", 1, 1000}, {"full", 2, 1000}, {"full", 1, 2000}, {"mine", 1, 2000}}) {
+    lines += fmt::format(R"({{"run": {{"model": "{}", "seed": {}, "tokens": {}, "epochs": 0.5, )"
+                         R"("training_loss": 3}}}})",
+                         model, seed, tokens);
+    for (const char* role : {"held_out", "out_of_domain"})
+      for (int i = 0; i < 3; ++i)
+        lines += fmt::format(
+            "\n"
+            R"({{"role": "{0}", "domain": "{0}_text", "source": "s{1}", "document": "{1}", )"
+            R"("nats": {2}, "tokens": 16, "bytes": 71, "recall_nats": 2.5, "recall_tokens": 2}})",
+            role, i, 50.5 + i - 0.001 * tokens);
+    lines += "\n";
+  }
+  return {lines};
+}
+
+void parse_losses(const fs::path& folder, std::string_view input) {
+  const study::ForeignLosses found =
+      study::read_losses({put(folder / "losses.jsonl", input)}, "full");
+  sink = sink + int64_t(found.records.size() + found.notes.size());
+}
+
 const bool study_parsers =
+    parsers().add("losses", {losses_seeds, parse_losses}) &&
     parsers().add("plan", {plan_seeds, parse_plan}) &&
     parsers().add("run", {run_seeds, parse_run, /*json=*/true, /*prefix=*/1}) &&
     parsers().add("record", {record_seeds, parse_record, /*json=*/true}) &&
