@@ -9,6 +9,7 @@
 #include "data/token_store.h"
 #include "eval/held_out.h"
 #include "eval/probes.h"
+#include "run/folder.h"
 #include "train/config.h"
 
 namespace assay::cli {
@@ -90,15 +91,24 @@ void show_losses(const Options& o) {
         text);
 }
 
+// Training tokens of the weights: those up to their checkpoint, or −1 without one.
+int64_t tokens_of(const TrainedModel& model, const train::TrainConfig& config) {
+  const run::Checkpoint checkpoint{model.weights.at(0).parent_path()};
+  return checkpoint.state().exists() ? checkpoint.state().read().step * config.tokens_per_step()
+                                     : -1;
+}
+
 // The run line of a file of losses (study/losses.h).
 Json run_line(const Options& o, const TrainedModel& model, const data::TokenStore& store,
               const train::TrainConfig& config) {
   int64_t train_tokens = 0;
   for (const std::string& domain : config.domains)
     train_tokens += store.documents(domain, "train").tokens();
-  Json line = {{"model", o.name.empty() ? fs::path(o.model.model).filename().string() : o.name},
+  // Without a "/" at the end
+  const fs::path folder = fs::absolute(fs::path(o.model.model) / "").parent_path();
+  Json line = {{"model", o.name.empty() ? folder.filename().string() : o.name},
                {"seed", o.seed >= 0 ? o.seed : config.seed},
-               {"tokens", o.trained_tokens > 0 ? o.trained_tokens : config.tokens},
+               {"tokens", o.trained_tokens > 0 ? o.trained_tokens : tokens_of(model, config)},
                {"parameters", model.model->parameter_count()},
                {"tokenizer", store.tokenizer().sha256}};
   if (line["tokens"].get<int64_t>() <= 0)

@@ -112,6 +112,9 @@ Store::Store(const fs::path& study, Database::Mode mode)
 }
 
 void Store::set_plan(const Plan& plan, const std::vector<PlannedRun>& runs) {
+  // set_records() leaves runs without a folder
+  if (!database_.query("SELECT 1 FROM runs WHERE folder = '' LIMIT 1").empty())
+    fail("{}: The study was made from records. Give another folder. Nothing was trained.", source_);
   Transaction transaction(database_);
   database_.query("INSERT OR REPLACE INTO plan VALUES (1, ?)", {text_of(stored(plan))});
   database_.execute("DELETE FROM planned");

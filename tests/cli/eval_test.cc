@@ -39,6 +39,19 @@ TEST_F(Eval, LossIsWhatTheTrainerFoundAtTheEnd) {
   for (const auto& [set, losses] : of_test.items()) EXPECT_TRUE(set.ends_with(".test")) << set;
 }
 
+TEST_F(Eval, LossesNameTheModelAndTheTokensOfItsCheckpoint) {
+  const auto run_line = [&](const std::string& model) {
+    const Outcome outcome =
+        run(folder.path(), "losses " + model + " --data store -o losses --threads 1 --device cpu");
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.error;
+    const std::string text = read_file(folder / "losses");
+    return Json::parse(text.substr(0, text.find('\n')))["run"];
+  };
+  const Json end = run_line("run/");
+  EXPECT_EQ(end["model"], "run");
+  EXPECT_EQ(run_line("run/checkpoints/step-10")["tokens"], end["tokens"].get<int64_t>() / 2);
+}
+
 TEST_F(Eval, ProbeIsWhatTheTrainerWrote) {
   const Json written = Json::parse(read_file(folder / "run/probes.json"));
   const Json found = json("eval probe run --data store");

@@ -65,7 +65,7 @@ TEST_F(Reuse, StudyIsMadeOfRecordsAlone) {
             std::string::npos);
 }
 
-TEST_F(Reuse, RecordsDoNotReplaceAStudy) {
+TEST_F(Reuse, RecordsAndRunsDoNotReplaceEachOther) {
   run_plan(options());
   write_records(folder / "study", folder / "records");
   StudyOptions other = options();
@@ -82,6 +82,9 @@ TEST_F(Reuse, RecordsDoNotReplaceAStudy) {
   EXPECT_NE(refused(folder / "records").find("needs a folder of its own"), std::string::npos);
   EXPECT_FALSE(fs::exists(folder / "records/study.sqlite"));
   for (int times = 0; times < 2; ++times) EXPECT_EQ(refused(folder / "copy"), "no error");
+  other.study = folder / "copy";
+  EXPECT_NE(message([&] { run_plan(other); }).find("was made from records"), std::string::npos);
+  EXPECT_EQ(refused(folder / "copy"), "no error");
   const FolderLock lock(folder / "copy");
   EXPECT_NE(refused(folder / "copy").find("in use by process"), std::string::npos);
 }
