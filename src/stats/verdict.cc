@@ -18,15 +18,21 @@ double fixed_half_width(const Estimate& e, double level) {
   return interval(0, slope, e.noise.documents, level).high;
 }
 
-// The half-width if contenders had `own` times and the reference `other` times as many seeds.
-// Degrees of freedom grow in proportion.
-double half_width_with(const Estimate& e, double own, double other, double level) {
-  const double more = std::min(own, other) == 1 ? std::sqrt(own * other) : std::min(own, other);
-  const Variance planned{e.contender_error * e.contender_error / own +
-                             e.reference_error * e.reference_error / other +
-                             e.slope_error * e.slope_error,
-                         e.seeds().freedom * more};
-  return interval(0, planned, e.noise.documents, level).high;
+// The half-width if the model had `own` runs in place of `runs`, and every rung `more` times as
+// many seeds.
+double half_width_with(const Estimate& e, double runs, double own, double more, double level) {
+  const size_t of_contenders = e.freedom.size() - 3;  // see Ends::add_rungs
+  Member planned = e.noise;
+  std::vector<double> freedom = e.freedom;
+  for (Noise& noise : planned.seeds) {
+    if (noise.estimator == of_contenders + 2) continue;  // no number of seeds changes it
+    noise.amplitude /= std::sqrt(noise.estimator == of_contenders ? own / runs : more);
+  }
+  freedom[of_contenders] += own - runs;
+  // A rung with n seeds has n − 1 degrees of freedom
+  for (size_t i = 0; i < freedom.size() - 1; ++i)
+    if (i != of_contenders) freedom[i] = more * (freedom[i] + 1) - 1;
+  return interval(0, seed_variance(planned, freedom), e.noise.documents, level).high;
 }
 
 // The cheapest numbers: runs of this model, and those of every rung as a multiple of today's.
@@ -47,7 +53,7 @@ Plan cheapest(const Estimate& e, double runs, double seeds_of_rung, double level
     for (double wide = runs; wide <= kMostSeeds; ++wide) {
       const double all = wide + more * rungs * seeds_of_rung;
       if (all >= fewest || (wide == runs && more == 1)) continue;
-      if (!(half_width_with(e, wide / runs, more, level) < wanted)) continue;
+      if (!(half_width_with(e, runs, wide, more, level) < wanted)) continue;
       fewest = all;
       plan = {wide, more};
     }
@@ -121,6 +127,11 @@ std::string what_settles(const Estimate& e, int64_t runs, double seeds_of_rung, 
     return fmt::format(
         "{} About {:.0f} seeds of this model would settle it if the difference stays at {}.", open,
         plan.own, stays);
+  if (plan.own == double(runs))
+    return fmt::format(
+        "{} About {:.0f} times as many seeds of the reference as now, at every rung, "
+        "would settle it if the difference stays at {}.",
+        open, plan.other, stays);
   if (plan.own > 0)
     return fmt::format(
         "{} About {:.0f} seeds of this model and {:.0f} times as many of the reference as now, "

@@ -69,6 +69,12 @@ TEST(Ladder, WideIntervalIsNotSettledAndNamesSeeds) {
   EXPECT_TRUE(contains(x.reason, "seeds of this model")) << x.reason;
 }
 
+TEST(Ladder, NoisyReferenceNeedsSeedsOfTheReference) {
+  const EndResult x = only(compare_ends(straight_ladder(0.04), {contender(3.3, 0.05, 0.001)}));
+  EXPECT_EQ(x.verdict, Verdict::not_settled);
+  EXPECT_TRUE(contains(x.reason, "times as many seeds of the reference")) << x.reason;
+}
+
 TEST(Ladder, VerdictLimitedByDocumentsSaysSo) {
   Contender one = contender(3.3, 0.05, 0.001);
   for (End& run : one.budgets[0].runs)
