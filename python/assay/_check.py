@@ -184,12 +184,18 @@ class _Checker:
         self.hosted = Hosted(self.make())
         self.where = self.hosted.where
         self.files = self.hosted.files = {self.where.rpartition(":")[0]}
+        module = self.hosted.module
+        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+            if tensor.is_meta:
+                raise PythonModuleError(
+                    f"{self.where}: '{name}' is on the device meta, where tensors have no values"
+                )
         # Starting values of zero hide what is behind them
         with torch.no_grad():
-            for parameter in self.hosted.module.parameters():
+            for parameter in module.parameters():
                 if parameter.is_floating_point():
                     parameter.add_(0.05 * torch.randn_like(parameter))
-        self.hosted.module.to(self.device)
+        module.to(self.device)
         self._find_precision()
 
     def shape_and_dtype(self):

@@ -197,6 +197,12 @@ class NeedsAnArgument(GoodWithoutState):
         super().__init__(d_model)
 
 
+class BufferWithoutValues(GoodWithoutState):
+    def __init__(self, d_model):
+        super().__init__(d_model)
+        self.register_buffer("offset", torch.zeros(d_model, device="meta"))
+
+
 class StateOnAnotherDevice(GoodWithoutState):
     def forward(self, x, state):
         return super().forward(x), torch.zeros(x.shape[0], device="meta")

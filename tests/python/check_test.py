@@ -41,6 +41,7 @@ BROKEN = [
     ("FrozenParameter", "constructor", r"'proj.bias' has requires_grad = False.*a buffer"),
     ("EndsTheProgram", "shape and dtype", r"the module calls sys\.exit\(3\)"),
     ("NeedsAnArgument", "constructor", "TypeError: NeedsAnArgument.*argument: 'needed'"),
+    ("BufferWithoutValues", "constructor", "'offset' is on the device meta"),
     ("StateOnAnotherDevice", "shape and dtype", "tensor 'state' of the state is on meta"),
     ("ReadsTheFutureInBfloat16", "causality", "the output at position 0 changes when"),
 ]
