@@ -104,9 +104,8 @@ std::vector<at::Tensor> SlicedPass::forward(const SlicedLayer& sliced,
     return List{call(own[0], own.back(), own.size() > 2 ? own[1] : at::Tensor(), state)};
   };
   std::vector<List> lists = forward(layer, before, in);
-  layer.divided = layer.attention->divides_heads(slices_.count);
   const std::vector<at::Tensor> attended =
-      layer.divided ? attend_with_shares(layer, lists) : attend_within_reach(layer, lists);
+      divides_heads(layer) ? attend_with_shares(layer, lists) : attend_within_reach(layer, lists);
   for (size_t i = 0; i < lists.size(); ++i) {
     lists[i].resize(lists[i].size() - 3);
     lists[i].push_back(attended[i]);
@@ -151,7 +150,7 @@ std::vector<at::Tensor> SlicedPass::backward(const std::vector<at::Tensor>& dy,
                                              const std::function<void(size_t)>& done) {
   Layer layer = std::move(layers_.back());
   layers_.pop_back();
-  exchanges_ -= int64_t(layer.stages.size()) + (layer.attention && !layer.divided);
+  exchanges_ -= int64_t(layer.stages.size()) + (layer.attention && !divides_heads(layer));
   std::vector<List> gradients;
   for (const at::Tensor& of_slice : dy) gradients.push_back({of_slice});
   gradients = backward(std::move(layer.stages.back()), gradients, done);
@@ -161,8 +160,9 @@ std::vector<at::Tensor> SlicedPass::backward(const std::vector<at::Tensor>& dy,
     of_attended.push_back(of_slice.back());
     of_slice.pop_back();
   }
-  const std::vector<List> heads = layer.divided ? attend_with_shares_backward(layer, of_attended)
-                                                : attend_within_reach_backward(layer, of_attended);
+  const std::vector<List> heads = divides_heads(layer)
+                                      ? attend_with_shares_backward(layer, of_attended)
+                                      : attend_within_reach_backward(layer, of_attended);
   layer.attended.clear();
   for (size_t i = 0; i < gradients.size(); ++i)
     gradients[i].insert(gradients[i].end(), heads[i].begin(), heads[i].end());

@@ -131,8 +131,10 @@ class SlicedPass {
     HeadwiseMixer* attention = nullptr;
     std::vector<Attended> attended;  // by share of the heads, or by slice
     std::vector<int64_t> heads;      // in a share: of queries, keys, values
-    bool divided = false;            // heads
   };
+  bool divides_heads(const Layer& layer) const {
+    return layer.attention->divides_heads(slices_.count);
+  }
   bool last(size_t i) const { return slices_.begin + int64_t(i) + 1 == slices_.count; }
   Tensors run(const Function& function, size_t i, Passage& passage, bool again) const;
   std::vector<List> forward(Layer& layer, Function function, const std::vector<List>& x);

@@ -69,7 +69,7 @@ void check_output_folder(const fs::path& folder, const fs::path& own) {
                                       {"run.json", "a run"},
                                       {"plan.json", "records of runs"}})
     if (fs::exists(folder / file, none))
-      fail("{}: The folder holds {} ({}). Choose another one with -o. Nothing was written.",
+      fail("{}: The folder holds {} ({}). Choose another one. Nothing was written.",
            folder.string(), content, file);
 }
 

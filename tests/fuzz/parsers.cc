@@ -453,8 +453,8 @@ void parse_recorded_plan(const fs::path& folder, std::string_view input) {
   read_runs(store);
 }
 
-// Two budgets of the reference with two seeds, and one run of another model; three documents of
-// each role.
+// Two budgets of the reference, one of them with two seeds, and one run of another model; three
+// documents of each role.
 std::vector<std::string> losses_seeds() {
   std::string lines;
   for (const auto& [model, seed, tokens] :

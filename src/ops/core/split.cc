@@ -5,6 +5,8 @@
 #include <map>
 #include <mutex>
 
+#include "ops/core/tensors.h"
+
 namespace assay::ops {
 namespace {
 
@@ -124,8 +126,7 @@ bool has_equal_rows(const at::Tensor& x) {
 }  // namespace
 
 std::vector<at::Tensor> split(const at::Tensor& x, at::IntArrayRef sizes) {
-  const bool wants_gradient = at::GradMode::is_enabled() && x.requires_grad();
-  if (!wants_gradient || !has_equal_rows(x)) return x.split_with_sizes(sizes, -1);
+  if (!wants_gradient({x}) || !has_equal_rows(x)) return x.split_with_sizes(sizes, -1);
   // A kernel that checks the alignment of a part relies on its gradient to have the same.
   if (reinterpret_cast<uintptr_t>(x.data_ptr()) % 16) return x.split_with_sizes(sizes, -1);
   return Split::apply(x, sizes);
