@@ -456,12 +456,12 @@ at::Tensor LanguageModel::logits(const at::Tensor& tokens, ModelState& state) {
   if (at::GradMode::is_enabled() || spec.config.logit_divisor != 1)
     return logits_of_hidden(hidden(tokens, state));
   Residual x = residual(tokens, state);
-  return norm->forward_projected(x, {head_weight()}, product_dtype());
+  return norm->forward_projected(x, {head_weight()}, product_dtype()).contiguous();
 }
 
 at::Tensor LanguageModel::logits_of_hidden(const at::Tensor& hidden) const {
   const at::Tensor weight = head_weight().to(hidden.scalar_type());
-  return ops::linear(hidden, weight, {}, weight.is_same(head_weight()));
+  return ops::linear(hidden, weight, {}, weight.is_same(head_weight())).contiguous();
 }
 
 at::Tensor LanguageModel::loss(const at::Tensor& tokens) {

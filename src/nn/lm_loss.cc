@@ -73,7 +73,8 @@ TokenScores score_tokens(const Tensor& hidden, const Tensor& master, const Tenso
     const auto part = [&](const Tensor& x) {
       return x.slice(0, begin, std::min(begin + rows, hidden.size(0)));
     };
-    const Tensor logits = ops::linear(part(hidden), weight, {}, weight.is_same(master));
+    const Tensor logits =
+        ops::linear(part(hidden), weight, {}, weight.is_same(master)).contiguous();
     losses.push_back(ops::cross_entropy(logits, part(targets)));
     if (greedy) likeliest.push_back(logits.argmax(1));
   }

@@ -7,7 +7,8 @@
 
 namespace assay::ops {
 
-// x [..., K], weight [N, K], bias [N] or undefined, all of one dtype → x Wᵀ + b, [..., N].
+// x [..., K], weight [N, K], bias [N] or undefined, all of one dtype → x Wᵀ + b, [..., N],
+// whose rows on a GPU may be up to 7 numbers further apart than N.
 // ValueError when shapes do not fit. The path depends on device, dtype and the number of rows of x
 // (README.md next to this file). Everything that these paths do not serve is at::linear.
 // weight_at_rest: since a kernel wrote the weight, another one was launched without programmatic

@@ -134,16 +134,20 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
 
 // Columns of zeros that a product without a bias gets on a GPU: rows of bfloat16 then begin at
 // multiples of 16 bytes, which fast products and kernels that read parts of a row need.
-int64_t missing_columns(const at::Tensor& master, const OptionalTensor& bias) {
-  return master.is_cuda() && !bias ? -master.size(0) & 7 : 0;
+int64_t missing_columns(const at::Tensor& weight, const OptionalTensor& bias) {
+  return weight.is_cuda() && !bias ? -weight.size(0) & 7 : 0;
 }
+at::Tensor with_more_columns(const at::Tensor& weight, int64_t missing) {
+  return at::constant_pad_nd(weight, {0, 0, 0, missing});
+}
+bool has_many_rows(const at::Tensor& x) { return x.numel() >= kManyRows * x.size(-1); }
 
 struct MasterLinear : torch::autograd::Function<MasterLinear> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& master,
                             const OptionalTensor& bias) {
     const int64_t missing = missing_columns(master, bias);
     at::Tensor weight = master.to(x.scalar_type());
-    if (missing > 0) weight = at::constant_pad_nd(weight, {0, 0, 0, missing});
+    if (missing > 0) weight = with_more_columns(weight, missing);
     ctx->save_for_backward({x, weight, master});
     ctx->saved_data["bias"] = bias.has_value();
     const auto narrow = bias ? OptionalTensor(bias->to(x.scalar_type())) : bias;
@@ -282,6 +286,9 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
   check(x, weight, bias);
   if (serves_few_rows(x, weight, bias) || serves_few_rows_on_cuda(x, weight, bias))
     return few_rows(x, weight, bias, {}, weight_at_rest);
+  const int64_t missing = missing_columns(weight, optional(bias));
+  if (missing > 0 && x.scalar_type() == at::kBFloat16 && has_many_rows(x))
+    return at::linear(x, with_more_columns(weight, missing)).narrow(-1, 0, weight.size(0));
   const bool many = x.is_cpu() && x.dim() > 1 && serves_many_rows(x.contiguous(), weight);
   if (!many && is_faster_in_f32(x))
     return linear(x.to(at::kFloat), weight.to(at::kFloat),
