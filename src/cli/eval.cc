@@ -10,6 +10,7 @@
 #include "eval/held_out.h"
 #include "eval/probes.h"
 #include "run/folder.h"
+#include "study/store.h"
 #include "train/config.h"
 
 namespace assay::cli {
@@ -98,15 +99,25 @@ int64_t tokens_of(const TrainedModel& model, const train::TrainConfig& config) {
                                      : -1;
 }
 
+// The name in the plan for a run of a study, else that of the folder of the run or model.
+std::string model_name(const std::string& model) {
+  const auto run = run::enclosing_run(model);
+  // Without a "/" at the end
+  const fs::path folder = fs::absolute((run ? run->path : fs::path(model)) / "").parent_path();
+  const fs::path study = folder.parent_path().parent_path();
+  if (fs::exists(study / "study.sqlite"))
+    for (const auto& of_study : study::Store(study, study::Database::Mode::read).planned_runs())
+      if (fs::path(of_study.folder).filename() == folder.filename()) return of_study.model;
+  return folder.filename().string();
+}
+
 // The run line of a file of losses (study/losses.h).
 Json run_line(const Options& o, const TrainedModel& model, const data::TokenStore& store,
               const train::TrainConfig& config) {
   int64_t train_tokens = 0;
   for (const std::string& domain : config.domains)
     train_tokens += store.documents(domain, "train").tokens();
-  // Without a "/" at the end
-  const fs::path folder = fs::absolute(fs::path(o.model.model) / "").parent_path();
-  Json line = {{"model", o.name.empty() ? folder.filename().string() : o.name},
+  Json line = {{"model", o.name.empty() ? model_name(o.model.model) : o.name},
                {"seed", o.seed >= 0 ? o.seed : config.seed},
                {"tokens", o.trained_tokens > 0 ? o.trained_tokens : tokens_of(model, config)},
                {"parameters", model.model->parameter_count()},
@@ -252,13 +263,13 @@ void add_losses(CLI::App& app) {
       app, "losses", "write the losses of a model on a store, for `assay judge` (JSON Lines)");
   add_common(*command, *o);
   command->add_option("-o,--output", o->output, "file of losses")->required();
-  command->add_option("--name", o->name, "name of the model; default: that of its folder");
+  command->add_option("--name", o->name, "name of the model; default: that of its study or folder");
   command->add_option("--tokens", o->trained_tokens, "training tokens; default: those of the run")
       ->check(positive_number());
   command->add_option("--seed", o->seed, "default: that of the run")->check(non_negative_number());
   command->footer(
       "Examples:\n"
-      "  assay losses study/runs/window.seed-1.0a1b2c3d --data store -o w.jsonl --name window\n"
+      "  assay losses study/runs/window.seed-1.0a1b2c3d --data store -o w.jsonl\n"
       "  assay losses exported/ --data store --tokens 300000000000 -o pythia.jsonl\n");
   command->callback([o] { write_judged_losses(*o); });
 }
