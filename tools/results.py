@@ -10,12 +10,19 @@ table of its report (tables/NAME.csv) and the columns that are shown:
     ...
     <!-- end of table -->
 
-A column that the report has with "low" and "high" is shown as an interval. --check changes nothing
-and fails when a page differs from its records.
+A column that the report has with "low" and "high" is shown as an interval. Tables of speed are made
+from documents of `assay bench models --json` in docs/results/records/bench:
+
+    <!-- bench h200_step_1 h200_step_64: model | sequences | ms per step -->
+    ...
+    <!-- end of table -->
+
+--check changes nothing and fails when a page differs from its records.
 """
 
 import argparse
 import csv
+import json
 import pathlib
 import re
 import subprocess
@@ -27,6 +34,9 @@ RESULTS = ROOT / "docs" / "results"
 TABLE = re.compile(
     r"<!-- table (?P<records>\S+) (?P<name>\S+): (?P<columns>.*?) -->\n.*?<!-- end of table -->",
     re.DOTALL,
+)
+BENCH = re.compile(
+    r"<!-- bench (?P<documents>[^:]+): (?P<columns>.*?) -->\n.*?<!-- end of table -->", re.DOTALL
 )
 
 
@@ -83,16 +93,65 @@ class Reports:
             return list(csv.DictReader(file))
 
 
+def markdown(match, columns, rows):
+    """The comments of the match with the table between them."""
+    lines = ["| " + " | ".join(row) + " |" for row in [columns, *rows]]
+    lines.insert(1, "|" + "---|" * len(columns))
+    return "\n".join([match[0].split("\n", 1)[0], *lines, "<!-- end of table -->"])
+
+
 def table(reports, match):
     columns = [column.strip() for column in match["columns"].split("|")]
-    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    cells = []
     for row in reports.rows(match["records"], match["name"]):
         unknown = [column for column in columns if column not in row]
         if unknown:
             sys.exit(f"{match['records']}/{match['name']}.csv has no column {unknown}: {list(row)}")
-        lines.append("| " + " | ".join(cell(row, column) for column in columns) + " |")
-    head = match[0].split("\n", 1)[0]
-    return "\n".join([head, *lines, "<!-- end of table -->"])
+        cells.append([cell(row, column) for column in columns])
+    return markdown(match, columns, cells)
+
+
+def size(number):
+    """Bytes as `assay bench models` prints them."""
+    for unit in ["B", "KiB", "MiB", "GiB"]:
+        if number < 1024 or unit == "GiB":
+            return f"{number:.1f} {unit}" if number < 100 else f"{number:.0f} {unit}"
+        number /= 1024
+
+
+BENCH_COLUMNS = {
+    "model": lambda row: row["model"],
+    "parameters": lambda row: f"{row['parameters'] / 1e6:.1f} M",
+    "FLOPs per token": lambda row: f"{row['flops_per_token'] / 1e6:.1f} M",
+    "tokens/s": lambda row: f"{row['tokens_per_second'] / 1e3:.0f} k",
+    "peak memory": lambda row: size(row["peak_memory_bytes"]),
+    "sequences": lambda row: str(row["decode"]["sequences"]),
+    "ms per step": lambda row: f"{1e3 * row['decode']['seconds']:.3g}",
+    "MB": lambda row: f"{row['decode']['bytes'] / 1e6:,.0f}",
+    "floor, ms": lambda row: f"{1e3 * floor(row):.2g}",
+    "step / floor": lambda row: f"{row['decode']['seconds'] / floor(row):.1f}",
+    "ms per token": lambda row: f"{1e3 * row['decode']['seconds_per_token']:.3g}",
+}
+
+
+def floor(row):
+    """Seconds in which a copy moves the bytes of a decoding step."""
+    return row["decode"]["bytes"] / row["decode"]["bytes_per_second"]
+
+
+def bench_cell(row, column):
+    if column.startswith("state at "):
+        return size(row["state_bytes"][column.split()[-1]])
+    return BENCH_COLUMNS[column](row)
+
+
+def bench_table(match):
+    columns = [column.strip() for column in match["columns"].split("|")]
+    rows = []
+    for name in match["documents"].split():
+        text = (RESULTS / "records" / "bench" / f"{name}.json").read_text()
+        rows += json.loads(text)["rows"]
+    return markdown(match, columns, [[bench_cell(row, name) for name in columns] for row in rows])
 
 
 def main():
@@ -107,6 +166,7 @@ def main():
         for page in options.pages or sorted(RESULTS.glob("*.md")):
             text = page.read_text()
             new = TABLE.sub(lambda match: table(reports, match), text)
+            new = BENCH.sub(bench_table, new)
             if new == text:
                 continue
             wrong.append(str(page))

@@ -152,7 +152,8 @@ void time_decoding(nn::LanguageModel& model, const ModelBench& o, c10::Device de
   const double weights =
       double(model.parameter_count()) * double(c10::elementSize(model.compute_dtype));
   const double bytes = weights + bytes_moved(state, step);
-  row["decode"] = {{"seconds", seconds_a_call(device, ops::captured(device, step))},
+  row["decode"] = {{"sequences", o.decode},
+                   {"seconds", seconds_a_call(device, ops::captured(device, step))},
                    {"bytes", bytes},
                    {"bytes_per_second", copy_rate(device)}};
   if (o.profile && o.steps == 0) row["profile"] = profile_of(device, step);
