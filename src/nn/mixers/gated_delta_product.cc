@@ -46,9 +46,8 @@ struct GatedDeltaProduct final : ProjectedMixer {
       field("conv_width", conv_width, "taps of the convolution; 0: none");
       field("decay", decay, "false: g = 0");
       field("negative_eigenvalues", negative_eigenvalues, "false: β in (0, 1) instead of (0, 2)");
-      field(
-          "conv_std", conv_std,
-          "standard deviation of the convolution's starting values; 0: uniform in ±1/√conv_width");
+      field("conv_std", conv_std,
+            "deviation of the convolution's starting values; 0: uniform in ±1/√conv_width");
       field("norm_eps", norm_eps, "of the norm of each head");
     }
   };
@@ -70,10 +69,10 @@ struct GatedDeltaProduct final : ProjectedMixer {
   GatedDeltaProduct(const Config& c, int64_t d_model)
       : config(expanded(c, d_model)),
         K(config.num_key_heads * config.head_dim),
-        V(config.num_heads * config.value_head_dim) {
+        V(config.num_heads * config.value_head_dim),
+        mixed(K + config.num_steps * (K + V)) {
     const int64_t heads = config.num_heads;
     const int64_t n = config.num_steps;
-    const int64_t mixed = K + n * (K + V);
     in_proj = add_linear("in_proj", d_model, mixed + V + n * heads + (config.decay ? heads : 0));
     conv = register_module("conv", std::make_shared<ShortConv>(mixed, config.conv_width, false,
                                                                "silu", config.conv_std));
@@ -89,7 +88,6 @@ struct GatedDeltaProduct final : ProjectedMixer {
   at::Tensor mix(const at::Tensor& projected, State& state) override {
     const int64_t heads = config.num_heads;
     const int64_t n = config.num_steps;
-    const int64_t mixed = K + n * (K + V);
     const auto part = ops::split(projected, {mixed, V, projected.size(2) - mixed - V});
     const auto qkv = conv->forward(part[0], state, {K, n * K, n * V});
     const auto unit = [&](const at::Tensor& t, int64_t parts) {
@@ -121,15 +119,14 @@ struct GatedDeltaProduct final : ProjectedMixer {
   }
 
   double mixing_flops(int64_t) const override {
-    const int64_t n = config.num_steps;
-    const int64_t mixed = K + n * (K + V);
-    return double(4 * n + 3) * double(config.head_dim * V) + double(2 * config.conv_width * mixed);
+    return double(4 * config.num_steps + 3) * double(config.head_dim * V) +
+           double(2 * config.conv_width * mixed);
   }
 
   Config config;
-  // of all heads, of one step
-  int64_t K;
+  int64_t K;  // of all heads, of one step
   int64_t V;
+  int64_t mixed;  // channels of the convolution
   std::shared_ptr<Linear> in_proj;
   std::shared_ptr<Linear> out_proj;
   std::shared_ptr<ShortConv> conv;
@@ -144,17 +141,9 @@ const RegisterMixer<GatedDeltaProduct> registered(
     "S ← exp(g_t) S, S ← S + k_j β_j (v_j − Sᵀ k_j)ᵀ for j < n, y_t = Sᵀ q_t / √K, "
     "gated by silu(z_t) [Siems et al. 2025]",
     {{},
-     {.num_steps = 3,
-      .num_heads = 6,
-      .num_key_heads = 2,
-      .head_dim = 5,
-      .value_head_dim = 7,
-      .conv_width = 2},
-     {.num_steps = 1,
-      .num_heads = 3,
-      .conv_width = 0,
-      .decay = false,
-      .negative_eigenvalues = false}});
+     {.num_steps = 3, .num_heads = 6, .num_key_heads = 2, .head_dim = 5, .value_head_dim = 7},
+     {.num_steps = 1, .num_heads = 3, .conv_width = 2, .negative_eigenvalues = false},
+     {.num_heads = 3, .conv_width = 0, .decay = false}});
 
 }  // namespace
 }  // namespace assay::nn

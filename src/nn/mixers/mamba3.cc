@@ -4,16 +4,13 @@
 //   θ_t = θ_{t−1} + Δ_t π tanh(o_t)     B, C ← R(θ) (RMSNorm_group(B or C) + bias_head)
 //   S_t = α_t S_{t−1} + (1 − λ_t) Δ_t α_t B_{t−1} x_{t−1}ᵀ + λ_t Δ_t B_t x_tᵀ     α = exp(Δ A)
 //   y_t = S_tᵀ C_t + D x_t     out = W_out (y ⊙ silu(z)),  or of RMSNorm_head(y) ⊙ silu(z)
-// R turns the pairs of channels (2i, 2i + 1). h(a) = 1 + a for a ≥ 0, 1 / (1 − a) below, and at
-// least 1e-4, as in state-spaces/mamba since June 2026; earlier softplus(a): decay = "softplus".
-// Starting values as there: D = 1, biases 1, softplus(b) log-uniform in [0.001, 0.1], the matrices
-// as in mamba2.
-//
+// R turns the pairs of channels (2i, 2i + 1). h(a) = 1 + a for a ≥ 0, else 1 / (1 − a), and ≥ 1e-4,
+// as in state-spaces/mamba since June 2026; earlier softplus(a). D and the biases start at 1,
+// softplus(b) is log-uniform in [0.001, 0.1], matrices start as in mamba2.
 // Computed as one simple_gla: step s also writes (1 − λ_{s+1}) Δ_{s+1} B_s x_sᵀ of step s + 1, and
 // this is subtracted from its output. The last step of a piece leaves it to the next piece.
 #include <torch/torch.h>
 
-#include <cmath>
 #include <numbers>
 
 #include "nn/initial_values.h"
@@ -42,7 +39,7 @@ struct Mamba3 final : ProjectedMixer {
       field("num_groups", num_groups, "groups of heads that share B and C; divides the heads");
       field("rotary_fraction", rotary_fraction, "of the N states that rotate");
       field("norm_eps", norm_eps, "of the norms");
-      field("decay", decay, "heavy_tail or softplus: the function h");
+      field("decay", decay, "h: heavy_tail or softplus");
       field("norm", norm, "a norm of each head before the gate");
     }
   };
@@ -82,6 +79,7 @@ struct Mamba3 final : ProjectedMixer {
     const auto part = ops::split(projected, {inner, inner, groups, groups, 3 * num_heads, pairs});
     const auto gates = wide(part[4]).chunk(3, -1);
     const at::Tensor x = split_heads(part[1], num_heads);
+    const auto scaled = [&](const at::Tensor& f) { return x * f.unsqueeze(-1).type_as(x); };
     const at::Tensor delta = at::softplus(gates[0] + dt_bias);
     const at::Tensor present = gates[2].sigmoid() * delta;
     const at::Tensor past = delta - present;
@@ -96,54 +94,44 @@ struct Mamba3 final : ProjectedMixer {
     if (first)
       *first = *first + wide(*state.find("B")).unsqueeze(-1) *
                             (*state.find("x") * past.select(1, 0).unsqueeze(-1)).unsqueeze(-2);
+    const at::Tensor& a = gates[1];
+    const at::Tensor h =
+        config.decay == "softplus" ? at::softplus(a) : (1 + at::relu(a)) / (1 + at::relu(-a));
     at::Tensor y;
     std::tie(y, state["S"]) =
-        ops::simple_gla(C, B, scaled(x, present + later), delta * rates(gates[1]), 1, first);
+        ops::simple_gla(C, B, scaled(present + later), -delta * h.clamp_min(1e-4), 1, first);
     state["B"] = B.select(1, -1).clone();
     state["x"] = x.select(1, -1).clone();
-    y = (y + scaled(x, D - later * wide((B * C).sum(-1)))).flatten(2);
+    y = (y + scaled(D - later * wide((B * C).sum(-1)))).flatten(2);
     return out_proj->forward(norm ? norm->forward_then_gate(y, part[0]) : y * at::silu(part[0]));
   }
 
-  // x [B, T, H, P] ⊙ factor [B, T, H], in the dtype of x
-  static at::Tensor scaled(const at::Tensor& x, const at::Tensor& factor) {
-    return x * factor.to(x.scalar_type()).unsqueeze(-1);
-  }
-  at::Tensor rates(const at::Tensor& a) const {
-    const at::Tensor h =
-        config.decay == "softplus" ? at::softplus(a) : (1 + at::relu(a)) / (1 + at::relu(-a));
-    return -h.clamp_min(1e-4);
-  }
   // [B, T, G · N], turn = exp(i θ) [B, T, H, pairs] → R(θ) (norm(x) + bias) [B, T, H, N]
   at::Tensor turned(const Norm& norm_of_group, const at::Tensor& x, const at::Tensor& bias,
                     const at::Tensor& turn) const {
-    const auto dtype = x.scalar_type();
     const at::Tensor normed = norm_of_group.forward(split_heads(x, config.num_groups));
-    const at::Tensor heads =
-        (normed.unsqueeze(3) + bias.to(dtype).unflatten(0, {config.num_groups, -1})).flatten(2, 3);
+    const at::Tensor of_group = bias.to(x.scalar_type()).unflatten(0, {config.num_groups, -1});
+    const at::Tensor heads = (normed.unsqueeze(3) + of_group).flatten(2, 3);
     const at::Tensor rotating = wide(heads.narrow(-1, 0, 2 * pairs)).contiguous();
-    const at::Tensor pair = at::view_as_complex(rotating.unflatten(-1, {pairs, 2}));
-    const at::Tensor both = at::view_as_real(pair * turn).flatten(-2).to(dtype);
+    const at::Tensor pair = at::view_as_complex(rotating.unflatten(-1, {pairs, 2})) * turn;
+    const at::Tensor both = at::view_as_real(pair).flatten(-2).to(x.scalar_type());
     return at::cat({both, heads.slice(-1, 2 * pairs)}, -1);
   }
 
   double mixing_flops(int64_t) const override {
-    return double(inner) * double(5 * config.state_size) +
-           double(num_heads) * double(2 * config.state_size + 12 * pairs);
+    return double(5 * inner * config.state_size + num_heads * (2 * config.state_size + 12 * pairs));
   }
 
   Config config;
-  // `groups`: channels of B, and of C
   int64_t inner;
-  int64_t groups;
+  int64_t groups;  // channels of B, and of C
   int64_t pairs;
   int64_t num_heads;
   std::shared_ptr<Linear> in_proj;
   std::shared_ptr<Linear> out_proj;
-  // the last null unless configured
   std::shared_ptr<Norm> B_norm;
   std::shared_ptr<Norm> C_norm;
-  std::shared_ptr<Norm> norm;
+  std::shared_ptr<Norm> norm;  // null unless configured
   at::Tensor B_bias;
   at::Tensor C_bias;
   at::Tensor dt_bias;
@@ -155,13 +143,8 @@ const RegisterMixer<Mamba3> registered(
     "S_t = α_t S_{t−1} + (1 − λ_t) Δ_t α_t B_{t−1} x_{t−1}ᵀ + λ_t Δ_t B_t x_tᵀ, "
     "y_t = S_tᵀ C_t + D x_t, B and C rotated, gated by silu(z_t) [Mamba-3 2026]",
     {{.state_size = 16, .head_dim = 16},
-     {.state_size = 6,
-      .expand = 1,
-      .head_dim = 8,
-      .num_groups = 3,
-      .rotary_fraction = 1,
-      .norm = true},
-     {.state_size = 9, .head_dim = 24, .num_groups = 2, .decay = "softplus"}});
+     {.state_size = 9, .head_dim = 8, .num_groups = 2, .rotary_fraction = 1, .decay = "softplus"},
+     {.state_size = 6, .expand = 1, .head_dim = 8, .num_groups = 3, .norm = true}});
 
 }  // namespace
 }  // namespace assay::nn
