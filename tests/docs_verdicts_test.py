@@ -1,8 +1,9 @@
-"""Compares the verdicts of the table in docs/architectures.md with those of docs/results.
+"""Compares verdicts and speeds of the table in docs/architectures.md with those of docs/results.
 
 Usage: docs_verdicts_test.py DOCS
 """
 
+import json
 import pathlib
 import sys
 
@@ -28,6 +29,13 @@ wrong = [
     f"{preset}: {verdict} in architectures.md, {measured.get(preset, 'open')} in fresh_text.md"
     for preset, verdict in sorted(found.items())
     if verdict != measured.get(preset, "open")
+]
+speeds = json.loads((DOCS / "results/records/bench/h200_models.json").read_text())["rows"]
+speeds = {row["model"]: f"{row['tokens_per_second'] / 1e3:.0f} k" for row in speeds}
+wrong += [
+    f"{row[1]}: {row[5]} tokens/s in architectures.md"
+    for row in rows("architectures.md", 8)
+    if row[1][0] == "`" and row[5] != speeds.get(row[1].strip("`"), "–")
 ]
 presets = {path.stem for path in (DOCS.parent / "plans/models").glob("*.toml")}
 missing = sorted((set(measured) & presets) - set(found))
