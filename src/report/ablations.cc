@@ -185,8 +185,7 @@ FigureGroup ablation_plots(const Setting& setting) {
           "If learning rates are tuned, they may differ. "
           "Bars of Δ_end are simultaneous 95 % intervals, and 0 is the reference. "
           "Bars of the entropy are the range of the seeds. "
-          "The horizontal axis is logarithmic. "
-          "The values 0 (none) and −1 (all positions) have places of their own at its ends."};
+          "An axis of numbers is logarithmic, with 0 (none) and −1 (all positions) at its ends."};
   std::vector<std::string> names;
   for (const Architecture& a : setting.architectures)
     for (const auto& [name, value] : of_model(a))

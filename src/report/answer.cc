@@ -243,12 +243,13 @@ std::vector<std::string> legend_of_verdicts(const Setting& setting) {
       fmt::format("E compares at equal tokens: the difference of the {0}, "
                   "minus the part that follows from the difference of the {1}.",
                   loss, equal),
-      fmt::format("R is recall in domain: E of held-out tokens that a repeated bigram predicts. "
-                  "Differences below {:.2f} carry no verdict.",
+      fmt::format("R is recall in domain: "
+                  "the same for held-out tokens that a repeated bigram of the context predicts. "
+                  "Its margin is {:.2f}, the wider band.",
                   limits.recall_margin),
       "The unit is nats per token, of R nats per recall target. Right is worse. "
       "The 95 % confidence intervals hold for all architectures of the table together. "
-      "A hollow symbol carries no verdict.",
+      "Hollow symbols, if there are any, carry no verdict.",
       "Epochs is how often the training text was read: by the architecture, "
       "and by the reference where it has the same held-out loss.",
       fmt::format("Tokens needed is a multiple: the tokens of the architecture, "

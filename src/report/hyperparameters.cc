@@ -61,7 +61,8 @@ Hyperparameters hyperparameters(const Architecture& architecture) {
 constexpr const char* kCodes =
     "A window of −1 is all positions. "
     "A head_dim, num_kv_heads, d_ff, max_positions or temperature of 0 stands for its default, "
-    "which depends on the model. Other zeros are values.";
+    "which depends on the model. Other zeros are values. "
+    "A dash means that the version of Assay that trained the runs did not record the value.";
 
 Table differing_table(const Setting& setting) {
   Table table{id(setting, "hyperparameters-differing"),

@@ -231,7 +231,7 @@ Table slice_detail_table(const Setting& setting) {
 
 Table speed_table(const Setting& setting) {
   Table table{.id = id(setting, "speed"),
-              .title = "Speed and memory",
+              .title = "Cost of the runs",
               .note =
                   "The values are medians over the runs of the largest budget. "
                   "The state is what a sequence keeps from token to token when decoding. "
