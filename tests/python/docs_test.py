@@ -53,7 +53,8 @@ with tempfile.TemporaryDirectory() as folder:
     assert run(commands[0])["ok"]
     verdicts = run(commands[1])["verdicts"]
     assert [verdict["model"] for verdict in verdicts] == ["mine"], verdicts
-    assert run(commands[2])["runs"] == 6
+    assert verdicts[0]["equal_tokens"]["value"] is not None, verdicts
+    assert run(commands[2])["runs"] == 8
 
     # The study is done, so it is only read
     pathlib.Path(folder, "notebook.py").write_text(code[2][1] + CHECKS)
