@@ -30,7 +30,7 @@ wrong = [
     for preset, verdict in sorted(found.items())
     if verdict != measured.get(preset, "open")
 ]
-speeds = json.loads((DOCS / "results/records/bench/h200_models.json").read_text())["rows"]
+speeds = json.loads((DOCS / "results/bench/h200_models.json").read_text())["rows"]
 speeds = {row["model"]: f"{row['tokens_per_second'] / 1e3:.0f} k" for row in speeds}
 wrong += [
     f"{row[1]}: {row[5]} tokens/s in architectures.md"

@@ -11,7 +11,7 @@ table of its report (tables/NAME.csv) and the columns that are shown:
     <!-- end of table -->
 
 A column that the report has with "low" and "high" is shown as an interval. Tables of speed are made
-from documents of `assay bench models --json` in docs/results/records/bench:
+from documents of `assay bench models --json` in docs/results/bench:
 
     <!-- bench h200_step_1 h200_step_64: model | sequences | ms per step -->
     ...
@@ -149,7 +149,7 @@ def bench_table(match):
     columns = [column.strip() for column in match["columns"].split("|")]
     rows = []
     for name in match["documents"].split():
-        text = (RESULTS / "records" / "bench" / f"{name}.json").read_text()
+        text = (RESULTS / "bench" / f"{name}.json").read_text()
         rows += json.loads(text)["rows"]
     return markdown(match, columns, [[bench_cell(row, name) for name in columns] for row in rows])
 
