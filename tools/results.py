@@ -119,6 +119,11 @@ def size(number):
         number /= 1024
 
 
+def floor(row):
+    """Seconds in which a copy moves the bytes of a decoding step."""
+    return row["decode"]["bytes"] / row["decode"]["bytes_per_second"]
+
+
 BENCH_COLUMNS = {
     "model": lambda row: row["model"],
     "parameters": lambda row: f"{row['parameters'] / 1e6:.1f} M",
@@ -132,11 +137,6 @@ BENCH_COLUMNS = {
     "step / floor": lambda row: f"{row['decode']['seconds'] / floor(row):.1f}",
     "ms per token": lambda row: f"{1e3 * row['decode']['seconds_per_token']:.3g}",
 }
-
-
-def floor(row):
-    """Seconds in which a copy moves the bytes of a decoding step."""
-    return row["decode"]["bytes"] / row["decode"]["bytes_per_second"]
 
 
 def bench_cell(row, column):

@@ -35,7 +35,8 @@ class Process {
         fmt::format("cd '{}' && exec '{}' {}", folder.string(), ASSAY_PROGRAM, arguments);
     const std::string out = logs_ / "out";
     const std::string error = logs_ / "error";
-    for (const std::string& file : {out, error}) write_file(file, "");  // also if it dies at once
+    // A process that is killed before it opens them leaves them empty.
+    for (const std::string& file : {out, error}) write_file(file, "");
     pid_ = ::fork();
     if (pid_ != 0) return;
     ::dup2(::open(out.c_str(), O_WRONLY | O_CREAT, 0644), STDOUT_FILENO);

@@ -55,6 +55,11 @@ with tempfile.TemporaryDirectory() as folder:
     assert [verdict["model"] for verdict in verdicts] == ["mine"], verdicts
     assert verdicts[0]["equal_tokens"]["value"] is not None, verdicts
     assert run(commands[2])["runs"] == 8
+    runs = sorted(pathlib.Path(folder, "study/runs").glob("mine.*"))
+    (store,) = pathlib.Path(folder, "study/data").iterdir()
+    run(f"assay losses {runs[0]} --data {store} -o mine.jsonl")
+    line = pathlib.Path(folder, "mine.jsonl").read_text().split("\n", 1)[0]
+    assert json.loads(line)["run"]["model"] == "mine", line
 
     # The study is done, so it is only read
     pathlib.Path(folder, "notebook.py").write_text(code[2][1] + CHECKS)

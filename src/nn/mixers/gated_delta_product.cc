@@ -124,8 +124,8 @@ struct GatedDeltaProduct final : ProjectedMixer {
   }
 
   Config config;
-  int64_t K;  // of all heads, of one step
-  int64_t V;
+  int64_t K;      // channels of the keys of all heads, in one step
+  int64_t V;      // of the values
   int64_t mixed;  // channels of the convolution
   std::shared_ptr<Linear> in_proj;
   std::shared_ptr<Linear> out_proj;

@@ -53,6 +53,7 @@ at::Tensor onednn_linear(const at::Tensor& x, const at::Tensor& weight,
 
 // With fewer rows, a library is faster, because the kernel copies the weight first.
 constexpr int64_t kManyRows = 256;
+bool has_many_rows(const at::Tensor& x) { return x.numel() >= kManyRows * x.size(-1); }
 
 // The kernel reads two numbers in bfloat16 at a time.
 bool has_words(const at::Tensor& matrix) {
@@ -72,8 +73,7 @@ bool is_matrix(const at::Tensor& tensor) {
 bool serves_many_rows(const at::Tensor& a, const at::Tensor& b) {
   const bool fits = b.dim() == 2 && a.size(-1) == b.size(1) && a.scalar_type() == b.scalar_type();
   return fits && is_matrix(a) && (is_matrix(b) || is_matrix(b.t())) && !has_amx(a.scalar_type()) &&
-         a.numel() >= kManyRows * a.size(-1) &&
-         (a.scalar_type() == at::kFloat || a.size(-1) % 2 == 0);
+         has_many_rows(a) && (a.scalar_type() == at::kFloat || a.size(-1) % 2 == 0);
 }
 
 void multiply(MatrixProduct work, const at::Tensor& a, const at::Tensor& b, const at::Tensor& c) {
@@ -140,7 +140,6 @@ int64_t missing_columns(const at::Tensor& weight, const OptionalTensor& bias) {
 at::Tensor with_more_columns(const at::Tensor& weight, int64_t missing) {
   return at::constant_pad_nd(weight, {0, 0, 0, missing});
 }
-bool has_many_rows(const at::Tensor& x) { return x.numel() >= kManyRows * x.size(-1); }
 
 struct MasterLinear : torch::autograd::Function<MasterLinear> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& master,
