@@ -48,11 +48,34 @@ std::vector<at::Tensor> firsts(const std::vector<std::vector<at::Tensor>>& lists
   return out;
 }
 
-// [B, T, …] → [count, B, T / count, …], and back.
-at::Tensor cut(const at::Tensor& x, int64_t count) {
-  return x.unflatten(1, {count, -1}).transpose(0, 1);
+// Whether x can be viewed as elements of 16 bytes.
+bool has_wide_elements(const at::Tensor& x) {
+  const int64_t each = 16 / x.element_size();
+  const auto whole = [&](int64_t elements) { return elements % each == 0; };
+  return x.stride(-1) == 1 && whole(x.size(-1)) && whole(x.storage_offset()) &&
+         std::ranges::all_of(x.strides().slice(0, size_t(x.dim() - 1)), whole);
 }
-at::Tensor joined(const at::Tensor& slices) { return slices.transpose(0, 1).flatten(1, 2); }
+// at::stack(parts), without a copy if there is one part and it is contiguous. Between other strides
+// torch copies one element per thread, so the elements are the widest possible ones.
+at::Tensor packed(const std::vector<at::Tensor>& parts) {
+  const at::Tensor& first = parts.front();
+  if (parts.size() == 1 && first.is_contiguous()) return first.unsqueeze(0);
+  std::vector<int64_t> sizes = first.sizes().vec();
+  sizes.insert(sizes.begin(), int64_t(parts.size()));
+  const at::Tensor out = at::empty(sizes, first.options().requires_grad(false));
+  for (size_t i = 0; i < parts.size(); ++i) {
+    at::Tensor to = out[int64_t(i)];
+    const bool wide = has_wide_elements(parts[i]) && has_wide_elements(to);
+    if (wide) to.view(at::kComplexDouble).copy_(parts[i].view(at::kComplexDouble));
+    else to.copy_(parts[i]);
+  }
+  return out;
+}
+
+// slices [count, B, T / count, …] → [B, T, …]
+at::Tensor joined(const at::Tensor& slices) {
+  return packed({slices.transpose(0, 1)})[0].flatten(1, 2);
+}
 
 std::vector<at::Tensor> values(const Handed& tensors) {
   std::vector<at::Tensor> out;
@@ -92,7 +115,7 @@ std::vector<at::Tensor> SlicedPass::forward(const SlicedLayer& sliced,
     };
     return firsts(forward(layer, whole, in));
   }
-  // → x, the gate if there is one, queries, keys, values
+  // → x, the gate if there is one, head inputs
   const auto before = [call = sliced.head_inputs](const List& own, State& state) {
     const auto [heads, gate] = call(own[0], state);
     List out = own;
@@ -107,7 +130,7 @@ std::vector<at::Tensor> SlicedPass::forward(const SlicedLayer& sliced,
   const std::vector<at::Tensor> attended =
       divides_heads(layer) ? attend_with_shares(layer, lists) : attend_within_reach(layer, lists);
   for (size_t i = 0; i < lists.size(); ++i) {
-    lists[i].resize(lists[i].size() - 3);
+    lists[i].resize(lists[i].size() - layer.attention->num_head_inputs());
     lists[i].push_back(attended[i]);
   }
   return firsts(forward(layer, after, lists));
@@ -161,8 +184,8 @@ std::vector<at::Tensor> SlicedPass::backward(const std::vector<at::Tensor>& dy,
     of_slice.pop_back();
   }
   const std::vector<List> heads = divides_heads(layer)
-                                      ? attend_with_shares_backward(layer, of_attended)
-                                      : attend_within_reach_backward(layer, of_attended);
+                                      ? attend_with_shares_backward(layer, of_attended, done)
+                                      : attend_within_reach_backward(layer, of_attended, done);
   layer.attended.clear();
   for (size_t i = 0; i < gradients.size(); ++i)
     gradients[i].insert(gradients[i].end(), heads[i].begin(), heads[i].end());
@@ -199,61 +222,86 @@ std::vector<SlicedPass::List> SlicedPass::backward(Stage stage, const std::vecto
   return dx;
 }
 
-// blocks [all slices, …] of each slice of this process.
-at::Tensor SlicedPass::transposed(const std::vector<at::Tensor>& blocks) const {
-  const at::Tensor rows = at::stack(blocks);
-  return rows.size(0) == slices_.count ? rows.transpose(0, 1) : neighbours_->transposed(rows);
+std::function<at::Tensor()> SlicedPass::transpose(const at::Tensor& blocks) const {
+  if (blocks.size(0) < slices_.count) return neighbours_->transpose(blocks);
+  return [blocks] { return blocks.transpose(0, 1); };
 }
 
-// lists: queries, keys and values last, by slice of this process. → [B, T / count, H D]
+// x [B, T / count, heads, …] of each slice of this process → [B, T, heads / count, …] of each of
+// its shares of the heads.
+std::function<SlicedPass::List()> SlicedPass::start_shares(const List& slices) const {
+  List divided;
+  for (const at::Tensor& x : slices)
+    divided.push_back(x.unflatten(2, {slices_.count, -1}).movedim(2, 0));
+  return [wait = transpose(packed(divided))] {
+    List shares;
+    for (const at::Tensor& share : wait().unbind()) shares.push_back(joined(share));
+    return shares;
+  };
+}
+// The reverse of start_shares().
+std::function<SlicedPass::List()> SlicedPass::start_slices(const List& shares) const {
+  List cut;
+  for (const at::Tensor& x : shares)
+    cut.push_back(x.unflatten(1, {slices_.count, -1}).transpose(0, 1));
+  return [wait = transpose(packed(cut))] {
+    List slices;
+    for (const at::Tensor& slice : wait().unbind())
+      slices.push_back(packed({slice.movedim(0, 2)})[0].flatten(2, 3));
+    return slices;
+  };
+}
+
+// lists: head inputs last, by slice of this process. → [B, T / count, H D]
 std::vector<at::Tensor> SlicedPass::attend_with_shares(Layer& layer,
                                                        const std::vector<List>& lists) {
-  const int64_t count = slices_.count;
-  std::vector<at::Tensor> blocks;
-  for (const List& of_slice : lists) {
-    List divided;  // [B, T / count, count, n, D]
-    for (const at::Tensor& heads : std::span(of_slice).last(3))
-      divided.push_back(heads.unflatten(2, {count, -1}));
-    if (layer.heads.empty())
-      for (const at::Tensor& heads : divided) layer.heads.push_back(heads.size(3));
-    blocks.push_back(at::cat(divided, 3).movedim(2, 0));
+  const size_t inputs = layer.attention->num_head_inputs();
+  std::vector<std::function<List()>> under_way;  // an input is packed while the one before is sent
+  for (size_t n = inputs; n > 0; --n) {
+    List slices;
+    for (const List& of_slice : lists) slices.push_back(of_slice[of_slice.size() - n]);
+    under_way.push_back(start_shares(slices));
   }
-  const at::Tensor shares = transposed(blocks);  // [share here, slice, B, T / count, n, D]
-  std::vector<at::Tensor> results;
-  for (int64_t share = 0; share < shares.size(0); ++share) {
+  layer.attended.resize(lists.size());
+  for (const auto& wait : under_way) {
+    const List shares = wait();
+    for (size_t i = 0; i < shares.size(); ++i) layer.attended[i].in.push_back(leaf(shares[i]));
+  }
+  List results;
+  for (size_t i = 0; i < layer.attended.size(); ++i) {
     const at::AutoGradMode with_gradients(true);
-    const at::Tensor in = leaf(joined(shares[share]));
-    const List heads = in.split_with_sizes(layer.heads, 2);
-    const int64_t first = (slices_.begin + share) * layer.heads[0];
-    const at::Tensor y = layer.attention->attend_whole({heads[0], heads[1], heads[2]}, first);
-    layer.attended.push_back({{in}, y, {}});
-    results.push_back(cut(y.detach(), count));
+    Attended& share = layer.attended[i];
+    const int64_t first = (slices_.begin + int64_t(i)) * share.in[0].size(2);
+    share.out = layer.attention->attend_whole(share.in, first);
+    results.push_back(share.out.detach());
   }
-  std::vector<at::Tensor> out;
-  for (const at::Tensor& of_slice : transposed(results).unbind())  // [share, B, T / count, h, D]
-    out.push_back(of_slice.movedim(0, 2).flatten(2));
+  List out;
+  for (const at::Tensor& of_slice : start_slices(results)()) out.push_back(of_slice.flatten(2));
   return out;
 }
 
-// From the gradients of the results to those of the queries, keys and values of each slice.
+// From the gradients of the results to those of the head inputs of each slice.
 std::vector<SlicedPass::List> SlicedPass::attend_with_shares_backward(
-    const Layer& layer, const std::vector<at::Tensor>& dy) {
-  const int64_t count = slices_.count;
-  std::vector<at::Tensor> blocks;
+    const Layer& layer, const std::vector<at::Tensor>& dy,
+    const std::function<void(size_t)>& done) {
+  List slices;
   for (const at::Tensor& of_slice : dy)
-    blocks.push_back(of_slice.unflatten(2, {count, layer.heads[0], -1}).movedim(2, 0));
-  const at::Tensor shares = transposed(blocks);
-  std::vector<at::Tensor> results;
-  for (size_t share = 0; share < layer.attended.size(); ++share) {
-    const Attended& attended = layer.attended[share];
-    torch::autograd::backward({attended.out}, {joined(shares[int64_t(share)])});
-    results.push_back(cut(gradient_of(attended.in[0]), count));
+    slices.push_back(of_slice.unflatten(2, {-1, layer.attended[0].out.size(3)}));
+  const List shares = start_shares(slices)();
+  for (size_t i = 0; i < shares.size(); ++i) {
+    torch::autograd::backward({layer.attended[i].out}, {shares[i]});
+    done(i);
   }
-  std::vector<List> gradients;
-  for (const at::Tensor& of_slice : transposed(results).unbind()) {
-    List& of_heads = gradients.emplace_back();
-    for (const at::Tensor& x : of_slice.movedim(0, 2).split_with_sizes(layer.heads, 3))
-      of_heads.push_back(x.flatten(2, 3));
+  std::vector<std::function<List()>> under_way;
+  for (size_t n = 0; n < layer.attention->num_head_inputs(); ++n) {
+    List of_input;
+    for (const Attended& share : layer.attended) of_input.push_back(gradient_of(share.in[n]));
+    under_way.push_back(start_slices(of_input));
+  }
+  std::vector<List> gradients(dy.size());
+  for (const auto& wait : under_way) {
+    const List of_input = wait();
+    for (size_t i = 0; i < gradients.size(); ++i) gradients[i].push_back(of_input[i]);
   }
   return gradients;
 }
@@ -296,7 +344,7 @@ std::vector<at::Tensor> SlicedPass::attend_within_reach(Layer& layer,
 }
 
 std::vector<SlicedPass::List> SlicedPass::attend_within_reach_backward(
-    Layer& layer, const std::vector<at::Tensor>& dy) {
+    Layer& layer, const std::vector<at::Tensor>& dy, const std::function<void(size_t)>& done) {
   std::vector<at::Tensor> of_queries;
   std::vector<at::Tensor> of_keys_and_values;
   at::Tensor of_past;  // of the keys and values before the slices of this process
@@ -312,6 +360,7 @@ std::vector<SlicedPass::List> SlicedPass::attend_within_reach_backward(
       attend(layer, before.out.x, attended);
     }
     torch::autograd::backward({attended.out}, {dy[i].view_as(attended.out)});
+    done(i);
     const at::Tensor all = gradient_of(attended.in[1]);
     const int64_t past = attended.past.defined() ? attended.past.size(1) : 0;
     if (i > 0) add_to_last(all.narrow(1, 0, past));

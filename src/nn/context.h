@@ -52,9 +52,10 @@ class Neighbours {
   // In the other direction; `gradients` has the sizes of what is received.
   virtual void send_gradients(const std::vector<at::Tensor>& gradients) = 0;
   virtual void receive_gradients(const std::vector<at::Tensor>& gradients) = 0;
-  // blocks [slices here, all slices, …], of every process → the same shape, with block (s, u) of
-  // the processes' slices where (u, s) was.
-  virtual at::Tensor transposed(const at::Tensor& blocks) = 0;
+  // Starts to send the contiguous blocks [slices here, all slices, …] of every process. What is
+  // returned waits and gives the same shape, with block (s, u) of the processes' slices where
+  // (u, s) was.
+  virtual std::function<at::Tensor()> transpose(const at::Tensor& blocks) = 0;
   // Waits until the memory of everything that was sent can be used again.
   virtual void finish() = 0;
 };
@@ -119,8 +120,8 @@ class SlicedPass {
     Function function;
     std::vector<Passage> passages;
   };
-  // Attention of a share of the heads, over all tokens: in[0] has queries, keys and values, [B, T,
-  // n, D]. Or of a slice: in[0] has queries, and in[1] keys and values from those of `past` on.
+  // Attention of a share of the heads, over all tokens: `in` has the share of each input. Or of a
+  // slice: in[0] has queries, and in[1] keys and values from those of `past` on.
   struct Attended {
     List in;
     at::Tensor out;
@@ -130,7 +131,6 @@ class SlicedPass {
     std::vector<Stage> stages;  // one, or those before and after attention
     HeadwiseMixer* attention = nullptr;
     std::vector<Attended> attended;  // by share of the heads, or by slice
-    std::vector<int64_t> heads;      // in a share: of queries, keys, values
   };
   bool divides_heads(const Layer& layer) const {
     return layer.attention->divides_heads(slices_.count);
@@ -142,12 +142,16 @@ class SlicedPass {
                              const std::function<void(size_t i)>& done);
   std::vector<at::Tensor> attend_with_shares(Layer& layer, const std::vector<List>& lists);
   std::vector<List> attend_with_shares_backward(const Layer& layer,
-                                                const std::vector<at::Tensor>& gradients);
+                                                const std::vector<at::Tensor>& gradients,
+                                                const std::function<void(size_t i)>& done);
   std::vector<at::Tensor> attend_within_reach(Layer& layer, const std::vector<List>& lists);
   std::vector<List> attend_within_reach_backward(Layer& layer,
-                                                 const std::vector<at::Tensor>& gradients);
+                                                 const std::vector<at::Tensor>& gradients,
+                                                 const std::function<void(size_t i)>& done);
   at::Tensor attend(const Layer& layer, const List& of_slice, Attended& attended) const;
-  at::Tensor transposed(const std::vector<at::Tensor>& blocks) const;
+  std::function<at::Tensor()> transpose(const at::Tensor& blocks) const;
+  std::function<List()> start_shares(const List& slices) const;
+  std::function<List()> start_slices(const List& shares) const;
   Handed gradients_of_state(const Stage& stage, size_t i) const;
 
   ContextSlices slices_;

@@ -316,8 +316,7 @@ Residual Layer::forward(Residual x, State& state, at::ScalarType dtype) {
 HeadwiseMixer::HeadInputs Layer::head_inputs(const at::Tensor& x, State& state,
                                              at::ScalarType dtype) {
   const at::Tensor h = (post_norm ? x : mixer_norm->forward(x)).to(dtype);
-  const at::Tensor projected = attention->input_projection()(h);
-  return attention->head_inputs(projected, state.advance(x.size(1)), state);
+  return attention->head_inputs(h, state.advance(x.size(1)), state);
 }
 
 at::Tensor Layer::after_attention(const at::Tensor& x, const at::Tensor& attended,

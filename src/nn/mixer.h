@@ -70,27 +70,31 @@ struct ProjectedMixer : Mixer {
   }
 };
 
-// Attention whose heads need nothing of one another. So a process can attend with some heads over
-// the whole sequence, although it computes everything else for a slice of it (nn/context.h).
-struct HeadwiseMixer : ProjectedMixer {
-  using Heads = std::array<at::Tensor, 3>;  // q [B, T, H, D], k and v [B, T, Hk, D]
+// What a mixer implements in addition if it is attention whose heads need nothing of one another.
+// So a process can attend with some heads over the whole sequence, although it computes everything
+// else for a slice of it (nn/context.h).
+struct HeadwiseMixer {
+  using HeadList = std::vector<at::Tensor>;
   struct HeadInputs {
-    Heads heads;
+    // [B, T, heads, …] of each token: queries [B, T, H, D] first, then keys, values and others,
+    // each with as many heads as it has.
+    HeadList heads;
     at::Tensor gate;  // of output(); undefined without one
   };
-  // Returns what attention reads of the projected x [B, T, N], whose first token is at `position`.
-  // The rows of a projected x [1, B, N] are at positions of their own.
-  virtual HeadInputs head_inputs(const at::Tensor& projected, int64_t position,
-                                 State& state) const = 0;
+  virtual ~HeadwiseMixer() = default;
+  // Returns what attention reads of the mixer's input x [B, T, d_model], whose first token is at
+  // `position`.
+  virtual HeadInputs head_inputs(const at::Tensor& x, int64_t position, State& state) const = 0;
+  virtual size_t num_head_inputs() const { return 3; }  // tensors in HeadInputs::heads
   // Whether the results of `parts` equal parts of the heads, side by side, are those of all heads.
   virtual bool divides_heads(int64_t parts) const = 0;
   // The number of earlier tokens whose keys and values a token reads, if it is the same for all
-  // tokens and attend_whole() serves; otherwise −1.
+  // tokens and HeadInputs::heads are queries, keys and values; otherwise −1.
   virtual int64_t reach() const { return -1; }
-  // Attention of a whole sequence with some of the heads, the first query head being `first`, or of
-  // a slice, whose keys and values begin up to reach() tokens earlier. It reads no parameters.
+  // Attention of a whole sequence with an equal part of the heads of each tensor, the first query
+  // head being `first`, or of a slice, whose keys and values begin up to reach() tokens earlier.
   // → [B, T, heads, D]
-  virtual at::Tensor attend_whole(const Heads& heads, int64_t first) = 0;
+  virtual at::Tensor attend_whole(const HeadList& heads, int64_t first) = 0;
   // Output of the mixer [B, T, d_model] from that of attention [B, T, H D].
   virtual at::Tensor output(const at::Tensor& y, const at::Tensor& gate) const = 0;
 };

@@ -73,15 +73,18 @@ void RankNeighbours::receive_gradients(const std::vector<at::Tensor>& gradients)
     if (gradient.numel() > 0) ranks_.receive(gradient, ranks_.rank() + 1);
 }
 
-at::Tensor RankNeighbours::transposed(const at::Tensor& blocks) {
+std::function<at::Tensor()> RankNeighbours::transpose(const at::Tensor& blocks) {
   const int64_t here = blocks.size(0);
   const int64_t ranks = blocks.size(1) / here;  // that share the sequence
   const int64_t first = ranks_.rank() / ranks * ranks;
   const at::Tensor to_ranks =
       blocks.unflatten(1, {ranks, here}).transpose(0, 1).contiguous();  // [rank, row, column, …]
   const at::Tensor from_ranks = at::empty_like(to_ranks);
-  ranks_.exchange(from_ranks, to_ranks, first, ranks)();
-  return from_ranks.movedim(2, 0).flatten(1, 2);
+  const Ranks::Wait wait = ranks_.exchange(from_ranks, to_ranks, first, ranks);
+  return [wait, from_ranks, to_ranks] {  // to_ranks lives until it has been sent
+    wait();
+    return from_ranks.movedim(2, 0).flatten(1, 2);
+  };
 }
 
 void RankNeighbours::finish() {

@@ -19,7 +19,7 @@ class RankNeighbours final : public nn::Neighbours {
   nn::Handed receive(int64_t layer) override;
   void send_gradients(const std::vector<at::Tensor>& gradients) override;
   void receive_gradients(const std::vector<at::Tensor>& gradients) override;
-  at::Tensor transposed(const at::Tensor& blocks) override;
+  std::function<at::Tensor()> transpose(const at::Tensor& blocks) override;
   void finish() override;
 
  private:

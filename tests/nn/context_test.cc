@@ -47,8 +47,7 @@ void run_slices(Mixer& mixer, ContextSlices slices, Neighbours* neighbours, cons
       attends_at_once(attention, slices.count, time)) {
     layer.attention = attention;
     layer.head_inputs = [=](const at::Tensor& h, State& state) {
-      const at::Tensor projected = attention->input_projection()(h);
-      return attention->head_inputs(projected, state.advance(h.size(1)), state);
+      return attention->head_inputs(h, state.advance(h.size(1)), state);
     };
     layer.after_attention = [=](const at::Tensor&, const at::Tensor& attended,
                                 const at::Tensor& gate,
@@ -146,8 +145,8 @@ TEST_P(ContextLaw, RanksGiveTheResultsOfOneProcess) {
 INSTANTIATE_TEST_SUITE_P(Registry, ContextLaw, testing::ValuesIn(mixer_examples()),
                          [](const auto& info) { return info.param.name; });
 
-// The others hand their keys and values from slice to slice, or read parameters while they attend.
-TEST(HeadwiseMixer, HeadsOfFullAttentionAndTop1AreDivided) {
+// The others hand their keys and values from slice to slice.
+TEST(HeadwiseMixer, HeadsOfAttentionWithoutAWindowAreDivided) {
   const auto divides = [](const std::string& name, const std::string& table) {
     const auto mixer = mixers().at(name).make(ConfigNode::parse(table), Place(kModel));
     const auto* attention = dynamic_cast<const HeadwiseMixer*>(mixer.get());
@@ -159,7 +158,11 @@ TEST(HeadwiseMixer, HeadsOfFullAttentionAndTop1AreDivided) {
   EXPECT_TRUE(divides("top1_element", ""));
   EXPECT_FALSE(divides("attention", "num_heads = 8\nnum_kv_heads = 2"));
   EXPECT_FALSE(divides("attention", "window = 16"));
-  EXPECT_FALSE(divides("attention", "sinks = true"));
+  EXPECT_TRUE(divides("attention", "sinks = true"));
+  EXPECT_TRUE(divides("forgetting_attention", "num_heads = 8\nnum_kv_heads = 4"));
+  EXPECT_TRUE(divides("nsa", ""));
+  EXPECT_FALSE(divides("nsa", "num_heads = 6\nnum_kv_heads = 2"));
+  EXPECT_FALSE(divides("block_selection", "chunk_size = 16"));
   EXPECT_FALSE(divides("top1_chunk", "num_heads = 6"));
   EXPECT_FALSE(divides("mamba2", "head_dim = 8"));
 }
@@ -172,7 +175,8 @@ TEST(HeadwiseMixer, SlicesAsLongAsTheReachOfAWindowAttendAtOnce) {
   EXPECT_TRUE(at_once("window = 1"));
   EXPECT_TRUE(at_once("window = 17"));
   EXPECT_FALSE(at_once("window = 18"));
-  EXPECT_FALSE(at_once("window = 16\nsinks = true"));
+  EXPECT_TRUE(at_once("window = 17\nsinks = true"));
+  EXPECT_FALSE(at_once("window = 18\nsinks = true"));
 }
 
 // Whole models: embeddings with positions, values that layers hand on, a tied head, the loss.

@@ -33,7 +33,8 @@
 namespace assay::nn {
 namespace {
 
-struct Attention final : HeadwiseMixer {
+struct Attention final : ProjectedMixer, HeadwiseMixer {
+  using Heads = std::array<at::Tensor, 3>;  // q [B, T, H, D], k and v [B, T, Hk, D]
   struct Config {
     int64_t num_heads = 4;
     int64_t num_kv_heads = 0;
@@ -267,25 +268,26 @@ struct Attention final : HeadwiseMixer {
       return output(y.view({projected.size(0), projected.size(1), -1}), part.gate);
     }
     const auto body = [this](const Heads& heads, State& own) { return attend(heads, own); };
-    const HeadInputs in = head_inputs(projected, position, state);
-    return output(by_sequence(in.heads, state, body).flatten(2), in.gate);
-  }
-  HeadInputs head_inputs(const at::Tensor& projected, int64_t position,
-                         State& state) const override {
     const Parts part = parts_of(projected);
-    return {heads_of(part.qkv, position, state), part.gate};
+    const Heads heads = heads_of(part.qkv, position, state);
+    return output(by_sequence(heads, state, body).flatten(2), part.gate);
+  }
+  HeadInputs head_inputs(const at::Tensor& x, int64_t position, State& state) const override {
+    const Parts part = parts_of(input_projection()(x));
+    const auto [q, k, v] = heads_of(part.qkv, position, state);
+    return {{q, k, v}, part.gate};
   }
   bool divides_heads(int64_t parts) const override {
-    return config.window < 0 && !config.sinks && config.num_kv_heads % parts == 0;
+    return config.window < 0 && config.num_kv_heads % parts == 0;
   }
-  int64_t reach() const override {
-    return config.window < 0 || config.sinks ? -1 : config.window - 1;
-  }
-  at::Tensor attend_whole(const Heads& heads, int64_t first) override {
-    const auto& [q, k, v] = heads;
-    const auto own_slopes =
-        slopes.defined() ? std::optional(slopes.narrow(0, first, q.size(2))) : std::nullopt;
-    return ops::window_attention(q, k, v, config.window, softmax_scale(), own_slopes);
+  int64_t reach() const override { return config.window < 0 ? -1 : config.window - 1; }
+  at::Tensor attend_whole(const HeadList& heads, int64_t first) override {
+    const auto own = [&](const at::Tensor& of_heads) {
+      return of_heads.defined() ? std::optional(of_heads.narrow(0, first, heads[0].size(2)))
+                                : std::nullopt;
+    };
+    return ops::window_attention(heads[0], heads[1], heads[2], config.window, softmax_scale(),
+                                 own(slopes), own(sinks));
   }
   bool can_be_captured(const at::TensorOptions& options) const override {
     return kernel_makes_queries(options);
@@ -356,7 +358,7 @@ struct Attention final : HeadwiseMixer {
 
   at::Tensor attention_weights(const at::Tensor& x) const override {
     State none;
-    const auto [q, k, v] = head_inputs(qkv->forward(x), 0, none).heads;
+    const auto [q, k, v] = heads_of(parts_of(qkv->forward(x)).qkv, 0, none);
     return ops::window_attention_reference(q, k, values_of_positions(k), config.window,
                                            softmax_scale(), slopes_or_none(), sinks_or_none())
         .transpose(1, 2);

@@ -16,7 +16,7 @@
 namespace assay::nn {
 namespace {
 
-struct ForgettingAttention final : ProjectedMixer {
+struct ForgettingAttention final : ProjectedMixer, HeadwiseMixer {
   struct Config {
     int64_t num_heads = 4;
     int64_t num_kv_heads = 0;
@@ -87,8 +87,26 @@ struct ForgettingAttention final : ProjectedMixer {
   at::Tensor mix(const at::Tensor& projected, State& state) override {
     const auto part = ops::split(projected, parts);
     const auto body = [this](const Heads& heads, State& own) { return attend(heads, own); };
-    const at::Tensor y = by_sequence(heads_of(part), state, body).flatten(2);
-    return out_proj->forward(config.output_gate ? y * part[4].sigmoid() : y);
+    return output(by_sequence(heads_of(part), state, body).flatten(2), gate_of(part));
+  }
+  at::Tensor gate_of(const std::vector<at::Tensor>& part) const {
+    return config.output_gate ? part[4] : at::Tensor();
+  }
+
+  HeadInputs head_inputs(const at::Tensor& x, int64_t /*position*/, State&) const override {
+    const auto part = ops::split(input_projection()(x), parts);
+    const auto [q, k, v, log_forget] = heads_of(part);
+    return {{q, k, v, log_forget}, gate_of(part)};
+  }
+  size_t num_head_inputs() const override { return 4; }
+  bool divides_heads(int64_t count) const override { return config.num_kv_heads % count == 0; }
+  at::Tensor attend_whole(const HeadList& heads, int64_t /*first*/) override {
+    State whole;
+    whole.context.last = true;
+    return attend({heads[0], heads[1], heads[2], heads[3]}, whole);
+  }
+  at::Tensor output(const at::Tensor& y, const at::Tensor& gate) const override {
+    return out_proj->forward(gate.defined() ? y * gate.sigmoid() : y);
   }
 
   at::Tensor attention_weights(const at::Tensor& x) const override {

@@ -49,7 +49,7 @@ struct Compression : Module {
   std::shared_ptr<Linear> out;
 };
 
-struct NativeSparseAttention final : Mixer {
+struct NativeSparseAttention final : Mixer, HeadwiseMixer {
   struct Config {
     int64_t num_heads = 4;
     int64_t num_kv_heads = 0;
@@ -135,7 +135,29 @@ struct NativeSparseAttention final : Mixer {
   at::Tensor forward(const at::Tensor& x, State& state) override {
     const Heads heads = project(x, past_k.length(state), state);
     const auto body = [this](const Heads& of, State& own) { return read(of, own); };
-    return out_proj->forward(by_sequence(heads, state, body).flatten(2));
+    return output(by_sequence(heads, state, body).flatten(2), {});
+  }
+  // Both halves of keys, values and what is compressed are cut into as many parts as the queries.
+  HeadInputs head_inputs(const at::Tensor& x, int64_t position, State& state) const override {
+    const auto [q, turned, k, v, raw, gates] = project(x, position, state);
+    HeadInputs in{{q, turned}, {}};
+    for (const at::Tensor& both : {k, v, raw}) {
+      const auto [first, second] = halves(both);
+      in.heads.insert(in.heads.end(), {first, second});
+    }
+    in.heads.push_back(gates);
+    return in;
+  }
+  size_t num_head_inputs() const override { return 9; }
+  bool divides_heads(int64_t parts) const override { return config.num_kv_heads % parts == 0; }
+  at::Tensor attend_whole(const HeadList& heads, int64_t /*first*/) override {
+    const auto both = [&](size_t i) { return at::cat({heads[i], heads[i + 1]}, 2); };
+    State whole;
+    whole.context.last = true;
+    return read({heads[0], heads[1], both(2), both(4), both(6), heads[8]}, whole);
+  }
+  at::Tensor output(const at::Tensor& y, const at::Tensor& /*gate*/) const override {
+    return out_proj->forward(y);
   }
   // [B, T, H, D]; puts the past of the state before keys and values, and these into the state.
   at::Tensor read(const Heads& heads, State& state) const {
@@ -170,8 +192,8 @@ struct NativeSparseAttention final : Mixer {
     return (positions - config.compress_length) / config.compress_stride + 1;
   }
   std::pair<at::Tensor, at::Tensor> halves(const at::Tensor& x) const {
-    return {x.narrow(2, 0, config.num_kv_heads),
-            x.narrow(2, config.num_kv_heads, config.num_kv_heads)};
+    const int64_t heads = x.size(2) / 2;
+    return {x.narrow(2, 0, heads), x.narrow(2, heads, heads)};
   }
 
   // All compressed keys and values so far [B, blocks, 2 Hk, D]. The state holds them, and the

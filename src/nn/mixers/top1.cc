@@ -47,7 +47,8 @@ struct HeadsConfig {
 };
 
 // The projections of both mixers, and their past keys and values.
-struct Top1 : HeadwiseMixer {
+struct Top1 : ProjectedMixer, HeadwiseMixer {
+  using Heads = std::array<at::Tensor, 3>;  // q [B, T, H, D], k and v [B, T, Hk, D]
   Top1(const char* name, HeadsConfig& c, int64_t d_model)
       : heads(expanded(name, c, d_model)), rotary(c.head_dim, c.rope_base) {
     const int64_t inner = c.num_heads * c.head_dim;
@@ -81,16 +82,20 @@ struct Top1 : HeadwiseMixer {
 
   Projection input_projection() const override { return qkv->projection(); }
   at::Tensor mix(const at::Tensor& projected, State& state) override {
-    const Heads placed = head_inputs(projected, past_k.length(state), state).heads;
+    const Heads placed = heads_of(projected, past_k.length(state), state);
     if (state.rows.addresses.defined()) return output(decode(placed, state).unsqueeze(0), {});
     const auto body = [this](const Heads& of, State& own) { return read(with_past(of, own), own); };
     return output(by_sequence(placed, state, body).flatten(2), {});
   }
   bool divides_heads(int64_t parts) const override { return heads.num_kv_heads % parts == 0; }
-  at::Tensor attend_whole(const Heads& some, int64_t /*first*/) override {
+  HeadInputs head_inputs(const at::Tensor& x, int64_t position, State& state) const override {
+    const auto [q, k, v] = heads_of(input_projection()(x), position, state);
+    return {{q, k, v}, {}};
+  }
+  at::Tensor attend_whole(const HeadList& some, int64_t /*first*/) override {
     State whole;
     whole.context.last = true;
-    return read(some, whole);
+    return read({some[0], some[1], some[2]}, whole);
   }
   at::Tensor output(const at::Tensor& y, const at::Tensor& /*gate*/) const override {
     return out_proj->forward(y);
@@ -99,20 +104,20 @@ struct Top1 : HeadwiseMixer {
   // read() for the new tokens [1, B, heads, D] of a step with State::Rows::addresses → [B, H D].
   // For a mixer that can be captured.
   virtual at::Tensor decode(const Heads&, State&) { fail<Error>("top1: no decode()"); }
-  // The heads have norm, scale and rotation.
-  HeadInputs head_inputs(const at::Tensor& projected, int64_t position,
-                         State& state) const override {
+  // With norm, scale and rotation, of the projected x, whose first token is at `position`; or
+  // [1, B, N] are rows at positions of their own.
+  Heads heads_of(const at::Tensor& projected, int64_t position, State& state) const {
     const int64_t kv_heads = heads.num_kv_heads;
     if (heads.position == "rope") {
       const auto [cos, sin] = rotary.angles(projected, position, state);
       const auto norm_scale = heads.qk_norm ? std::optional(scale) : std::nullopt;
-      return {ops::rotary_qkv_(projected, heads.num_heads, kv_heads, cos, sin, norm_scale), {}};
+      return ops::rotary_qkv_(projected, heads.num_heads, kv_heads, cos, sin, norm_scale);
     }
     const at::Tensor all = split_heads(projected, heads.num_heads + 2 * kv_heads);
     const auto parts = all.split_with_sizes({heads.num_heads, kv_heads, kv_heads}, 2);
-    if (!heads.qk_norm) return {{parts[0], parts[1], parts[2]}, {}};
+    if (!heads.qk_norm) return {parts[0], parts[1], parts[2]};
     const at::Tensor q = unit_length(parts[0]) * scale.to(all.scalar_type()).unsqueeze(-1);
-    return {{q, unit_length(parts[1]), parts[2]}, {}};
+    return {q, unit_length(parts[1]), parts[2]};
   }
 
   HeadsConfig heads;
@@ -136,7 +141,7 @@ struct Top1Element final : Top1 {
   // One-hot weights: 1 at the position that is read, 0 elsewhere
   at::Tensor attention_weights(const at::Tensor& x) const override {
     State none;
-    const auto [q, k, v] = head_inputs(qkv->forward(x), 0, none).heads;
+    const auto [q, k, v] = heads_of(qkv->forward(x), 0, none);
     return std::get<0>(ops::top1_element_reference(q, k, values_of_positions(k), softmax_scale()))
         .transpose(1, 2);
   }
@@ -183,7 +188,7 @@ struct Top1Chunk final : Top1 {
 
   at::Tensor attention_weights(const at::Tensor& x) const override {
     State none;
-    const auto [q, k, v] = head_inputs(qkv->forward(x), 0, none).heads;
+    const auto [q, k, v] = heads_of(qkv->forward(x), 0, none);
     const auto out = ops::top1_chunk_reference(q, k, values_of_positions(k), config.chunk_size,
                                                softmax_scale(), config.selection, config.top_k);
     return std::get<0>(out).transpose(1, 2);
