@@ -70,9 +70,9 @@ struct ProjectedMixer : Mixer {
   }
 };
 
-// What a mixer implements in addition if it is attention whose heads need nothing of one another.
-// So a process can attend with some heads over the whole sequence, although it computes everything
-// else for a slice of it (nn/context.h).
+// A mixer implements this, too, if it is attention whose heads need nothing of one another. So a
+// process can attend with some heads over the whole sequence, although it computes everything else
+// for a slice of it (nn/context.h).
 struct HeadwiseMixer {
   using HeadList = std::vector<at::Tensor>;
   struct HeadInputs {

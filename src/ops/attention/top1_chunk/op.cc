@@ -2,6 +2,7 @@
 // around the kernels.
 #include <torch/torch.h>
 
+#include "ops/attention/top1_chunk/flash.h"
 #include "ops/attention/top1_chunk/kernel.h"
 #include "ops/attention/top1_chunk/top1_chunk.h"
 #include "ops/core/dispatch.h"
@@ -17,10 +18,10 @@ constexpr const char* kComposed = "composed from tensor arithmetic";
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// with a past, on the CPU: each on its own rather than keys packed for all
+// Each is read on its own: on the CPU, if there are earlier keys; on GPUs, in place of flash.
 constexpr int64_t kFewQueries = 16;
 
-enum class Path { kernel, step, composed };
+enum class Path { kernel, step, flash, composed };
 
 struct Settings {
   int64_t chunk_size;
@@ -81,6 +82,9 @@ std::pair<Path, const char*> path_of(const Inputs& in, bool gradients) {
     const char* reason = on_hopper(in.q.device()) ? cuda::why_unsupported(call) : kNeedsHopper;
     const char* no_step = cuda::why_no_step(call);
     if (!reason) return {Path::kernel, nullptr};
+    const char* no_flash = why_no_flash(in.q, in.k, in.chunk_size);
+    if (!no_flash && (gradients || no_step || in.q.size(1) > kFewQueries))
+      return {Path::flash, nullptr};
     if (!gradients && !no_step) return {Path::step, nullptr};
     return {Path::composed, gradients ? reason : no_step};
   }
@@ -234,6 +238,13 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> top1_chunk(const at::Tensor& q, c
     TORCH_WARN_ONCE(kOp, " is ", kComposed, ": the kernel for ", q.device(), " ", reason);
     return top1_chunk_reference(q, k, v, chunk_size, scale, selection, top_k, selected, summaries);
   }
+  if (path == Path::flash) {
+    const at::Tensor chosen =
+        selected ? in.selected
+                 : top1_chunk_choice(in.q, in.k, chunk_size, scale, selection, top_k, summaries);
+    const auto [out, logsumexp] = flash_top1_chunk(in.q, in.k, in.v, chosen, chunk_size, scale);
+    return {out.to(q.scalar_type()), logsumexp, chosen};
+  }
   in.path = path;
   if (!selected && path == Path::step && in.selection == Selection::approx)
     in.summaries =
@@ -343,7 +354,8 @@ const bool registered_path = register_paths(
               "cuda kernel sm_90a for bfloat16, a head_dim of 64, 96 or 128, "
               "a chunk_size up to 256, and no earlier keys; "
               "without gradients, a kernel of decode steps, also compute_80, for such a head_dim, "
-              "any dtype and earlier keys; else ") +
+              "any dtype and earlier keys; else torch's FlashAttention-2 for bfloat16, "
+              "a head_dim that 8 divides, up to 256, and no earlier keys; else ") +
               kComposed
         : std::string(kComposed) + ": built without CUDA",
     /*cuda_numerics=*/2);

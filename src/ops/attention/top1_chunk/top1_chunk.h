@@ -51,6 +51,11 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> top1_chunk_reference(
     const std::optional<at::Tensor>& selected = {},
     const std::optional<at::Tensor>& summaries = {});
 
+// The choice alone, [B, H, T, top_k], from tensor arithmetic with few queries at a time.
+at::Tensor top1_chunk_choice(const at::Tensor& q, const at::Tensor& k, int64_t chunk_size,
+                             double scale, std::string_view selection, int64_t top_k,
+                             const std::optional<at::Tensor>& summaries = {});
+
 // The mean μ of each full chunk of k [B, S, Hk, D]: [B, ⌊S / chunk_size⌋, Hk, 1, D] in float32
 // (float64 for float64), no gradient. The summaries of bfloat16 keys are bfloat16,
 // [B, …, Hk, 2, D]: μ less its rounded value, and μ rounded, so that a step can leave the first
