@@ -7,6 +7,9 @@
 namespace assay::nn {
 namespace {
 
+// Parts of a share of the heads: one attends while another one is sent.
+constexpr int64_t kGroups = 2;
+
 at::Tensor leaf(const at::Tensor& x) {
   return x.is_floating_point() ? x.detach().requires_grad_() : x;
 }
@@ -55,26 +58,21 @@ bool has_wide_elements(const at::Tensor& x) {
   return x.stride(-1) == 1 && whole(x.size(-1)) && whole(x.storage_offset()) &&
          std::ranges::all_of(x.strides().slice(0, size_t(x.dim() - 1)), whole);
 }
-// at::stack(parts), without a copy if there is one part and it is contiguous. Between other strides
-// torch copies one element per thread, so the elements are the widest possible ones.
+// Between tensors with other strides torch copies one element per thread, so the elements are the
+// widest possible ones.
+void copy_into(at::Tensor to, const at::Tensor& from) {
+  if (!has_wide_elements(to) || !has_wide_elements(from)) to.copy_(from);
+  else to.view(at::kComplexDouble).copy_(from.view(at::kComplexDouble));
+}
+// at::stack(parts), without a copy if there is one part and it is contiguous.
 at::Tensor packed(const std::vector<at::Tensor>& parts) {
   const at::Tensor& first = parts.front();
   if (parts.size() == 1 && first.is_contiguous()) return first.unsqueeze(0);
   std::vector<int64_t> sizes = first.sizes().vec();
   sizes.insert(sizes.begin(), int64_t(parts.size()));
   const at::Tensor out = at::empty(sizes, first.options().requires_grad(false));
-  for (size_t i = 0; i < parts.size(); ++i) {
-    at::Tensor to = out[int64_t(i)];
-    const bool wide = has_wide_elements(parts[i]) && has_wide_elements(to);
-    if (wide) to.view(at::kComplexDouble).copy_(parts[i].view(at::kComplexDouble));
-    else to.copy_(parts[i]);
-  }
+  for (size_t i = 0; i < parts.size(); ++i) copy_into(out[int64_t(i)], parts[i]);
   return out;
-}
-
-// slices [count, B, T / count, …] → [B, T, …]
-at::Tensor joined(const at::Tensor& slices) {
-  return packed({slices.transpose(0, 1)})[0].flatten(1, 2);
 }
 
 std::vector<at::Tensor> values(const Handed& tensors) {
@@ -187,6 +185,7 @@ std::vector<at::Tensor> SlicedPass::backward(const std::vector<at::Tensor>& dy,
                                       ? attend_with_shares_backward(layer, of_attended, done)
                                       : attend_within_reach_backward(layer, of_attended, done);
   layer.attended.clear();
+  layer.shares.clear();
   for (size_t i = 0; i < gradients.size(); ++i)
     gradients[i].insert(gradients[i].end(), heads[i].begin(), heads[i].end());
   return firsts(backward(std::move(layer.stages.front()), gradients, done));
@@ -222,61 +221,81 @@ std::vector<SlicedPass::List> SlicedPass::backward(Stage stage, const std::vecto
   return dx;
 }
 
-std::function<at::Tensor()> SlicedPass::transpose(const at::Tensor& blocks) const {
+SlicedPass::Wait SlicedPass::transpose(const at::Tensor& blocks) const {
   if (blocks.size(0) < slices_.count) return neighbours_->transpose(blocks);
   return [blocks] { return blocks.transpose(0, 1); };
 }
 
-// x [B, T / count, heads, …] of each slice of this process → [B, T, heads / count, …] of each of
-// its shares of the heads.
-std::function<SlicedPass::List()> SlicedPass::start_shares(const List& slices) const {
-  List divided;
+// Starts to exchange x [B, T / count, heads, …] of each slice of this process, the part that
+// `group` has of each share of the heads. shares_of() waits: [B, T, heads of a group, …] of each
+// share of this process.
+SlicedPass::Wait SlicedPass::start_shares(const List& slices, int64_t groups, int64_t group) const {
+  List parts;
   for (const at::Tensor& x : slices)
-    divided.push_back(x.unflatten(2, {slices_.count, -1}).movedim(2, 0));
-  return [wait = transpose(packed(divided))] {
-    List shares;
-    for (const at::Tensor& share : wait().unbind()) shares.push_back(joined(share));
-    return shares;
-  };
+    parts.push_back(x.unflatten(2, {slices_.count, groups, -1}).select(3, group).movedim(2, 0));
+  return transpose(packed(parts));
 }
-// The reverse of start_shares().
-std::function<SlicedPass::List()> SlicedPass::start_slices(const List& shares) const {
-  List cut;
+SlicedPass::List SlicedPass::shares_of(const Wait& wait) const {
+  List shares;
+  for (const at::Tensor& share : wait().unbind())  // [count, B, T / count, …]
+    shares.push_back(packed({share.transpose(0, 1)})[0].flatten(1, 2));
+  return shares;
+}
+// The reverse, slices_of() for all groups.
+SlicedPass::Wait SlicedPass::start_slices(const List& shares) const {
+  List parts;
   for (const at::Tensor& x : shares)
-    cut.push_back(x.unflatten(1, {slices_.count, -1}).transpose(0, 1));
-  return [wait = transpose(packed(cut))] {
-    List slices;
-    for (const at::Tensor& slice : wait().unbind())
-      slices.push_back(packed({slice.movedim(0, 2)})[0].flatten(2, 3));
-    return slices;
-  };
+    parts.push_back(x.unflatten(1, {slices_.count, -1}).transpose(0, 1));
+  return transpose(packed(parts));
+}
+SlicedPass::List SlicedPass::slices_of(const std::vector<Wait>& groups) const {
+  List slices;
+  for (size_t g = 0; g < groups.size(); ++g) {
+    const List of_group = groups[g]().unbind();
+    for (size_t i = 0; i < of_group.size(); ++i) {
+      const at::Tensor heads = of_group[i].movedim(0, 2);  // [B, T / count, count, heads, …]
+      std::vector<int64_t> sizes = heads.sizes().vec();
+      sizes.insert(sizes.begin() + 3, int64_t(groups.size()));
+      if (g == 0) slices.push_back(at::empty(sizes, heads.options()));
+      copy_into(slices[i].select(3, int64_t(g)), heads);
+    }
+  }
+  for (at::Tensor& x : slices) x = x.flatten(2, 4);
+  return slices;
 }
 
 // lists: head inputs last, by slice of this process. → [B, T / count, H D]
 std::vector<at::Tensor> SlicedPass::attend_with_shares(Layer& layer,
                                                        const std::vector<List>& lists) {
   const size_t inputs = layer.attention->num_head_inputs();
-  std::vector<std::function<List()>> under_way;  // an input is packed while the one before is sent
-  for (size_t n = inputs; n > 0; --n) {
-    List slices;
-    for (const List& of_slice : lists) slices.push_back(of_slice[of_slice.size() - n]);
-    under_way.push_back(start_shares(slices));
-  }
-  layer.attended.resize(lists.size());
-  for (const auto& wait : under_way) {
-    const List shares = wait();
-    for (size_t i = 0; i < shares.size(); ++i) layer.attended[i].in.push_back(leaf(shares[i]));
-  }
-  List results;
-  for (size_t i = 0; i < layer.attended.size(); ++i) {
-    const at::AutoGradMode with_gradients(true);
-    Attended& share = layer.attended[i];
-    const int64_t first = (slices_.begin + int64_t(i)) * share.in[0].size(2);
-    share.out = layer.attention->attend_whole(share.in, first);
-    results.push_back(share.out.detach());
+  const int64_t groups = layer.attention->divides_heads(kGroups * slices_.count) ? kGroups : 1;
+  std::vector<std::vector<Wait>> sent(static_cast<size_t>(groups));  // by group and input
+  for (int64_t g = 0; g < groups; ++g)
+    for (size_t n = inputs; n > 0; --n) {
+      List slices;
+      for (const List& of_slice : lists) slices.push_back(of_slice[of_slice.size() - n]);
+      sent[size_t(g)].push_back(start_shares(slices, groups, g));
+    }
+  layer.shares.resize(sent.size());
+  std::vector<Wait> results;
+  for (int64_t g = 0; g < groups; ++g) {
+    std::vector<Attended>& shares = layer.shares[size_t(g)];
+    shares.resize(lists.size());
+    for (const Wait& wait : sent[size_t(g)]) {
+      const List of_input = shares_of(wait);
+      for (size_t i = 0; i < shares.size(); ++i) shares[i].in.push_back(leaf(of_input[i]));
+    }
+    List outputs;
+    for (size_t i = 0; i < shares.size(); ++i) {
+      const at::AutoGradMode with_gradients(true);
+      const int64_t part = (slices_.begin + int64_t(i)) * groups + g;
+      shares[i].out = layer.attention->attend_whole(shares[i].in, part * shares[i].in[0].size(2));
+      outputs.push_back(shares[i].out.detach());
+    }
+    results.push_back(start_slices(outputs));
   }
   List out;
-  for (const at::Tensor& of_slice : start_slices(results)()) out.push_back(of_slice.flatten(2));
+  for (const at::Tensor& of_slice : slices_of(results)) out.push_back(of_slice.flatten(2));
   return out;
 }
 
@@ -284,23 +303,29 @@ std::vector<at::Tensor> SlicedPass::attend_with_shares(Layer& layer,
 std::vector<SlicedPass::List> SlicedPass::attend_with_shares_backward(
     const Layer& layer, const std::vector<at::Tensor>& dy,
     const std::function<void(size_t)>& done) {
+  const auto groups = int64_t(layer.shares.size());
   List slices;
   for (const at::Tensor& of_slice : dy)
-    slices.push_back(of_slice.unflatten(2, {-1, layer.attended[0].out.size(3)}));
-  const List shares = start_shares(slices)();
-  for (size_t i = 0; i < shares.size(); ++i) {
-    torch::autograd::backward({layer.attended[i].out}, {shares[i]});
-    done(i);
-  }
-  std::vector<std::function<List()>> under_way;
-  for (size_t n = 0; n < layer.attention->num_head_inputs(); ++n) {
-    List of_input;
-    for (const Attended& share : layer.attended) of_input.push_back(gradient_of(share.in[n]));
-    under_way.push_back(start_slices(of_input));
+    slices.push_back(of_slice.unflatten(2, {-1, layer.shares[0][0].out.size(3)}));
+  std::vector<Wait> sent;
+  for (int64_t g = 0; g < groups; ++g) sent.push_back(start_shares(slices, groups, g));
+  std::vector<std::vector<Wait>> results(layer.attention->num_head_inputs());  // and by group
+  for (size_t g = 0; g < sent.size(); ++g) {
+    const std::vector<Attended>& attended = layer.shares[g];
+    const List shares = shares_of(sent[g]);
+    for (size_t i = 0; i < shares.size(); ++i) {
+      torch::autograd::backward({attended[i].out}, {shares[i]});
+      done(i);
+    }
+    for (size_t n = 0; n < results.size(); ++n) {
+      List of_input;
+      for (const Attended& share : attended) of_input.push_back(gradient_of(share.in[n]));
+      results[n].push_back(start_slices(of_input));
+    }
   }
   std::vector<List> gradients(dy.size());
-  for (const auto& wait : under_way) {
-    const List of_input = wait();
+  for (const std::vector<Wait>& of_groups : results) {
+    const List of_input = slices_of(of_groups);
     for (size_t i = 0; i < gradients.size(); ++i) gradients[i].push_back(of_input[i]);
   }
   return gradients;

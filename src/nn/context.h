@@ -12,7 +12,8 @@
 // The state of full attention would be all keys and values. Its heads are divided instead, into as
 // many equal shares as there are slices: the process of slice s gets share s of the queries, keys
 // and values of all slices, attends, and sends the results back. [Jacobs et al. 2023, arXiv
-// 2309.14509: DeepSpeed-Ulysses] This needs a HeadwiseMixer whose heads can be divided so.
+// 2309.14509: DeepSpeed-Ulysses] This needs a HeadwiseMixer whose heads can be divided so. A share
+// has two groups of heads if they can be divided so: one attends while the other one is sent.
 //
 // Attention over a window needs the last keys and values of the slice before, which are there
 // before any slice attends. So no slice waits for the attention of another one.
@@ -105,6 +106,7 @@ class SlicedPass {
 
  private:
   using List = std::vector<at::Tensor>;
+  using Wait = std::function<at::Tensor()>;
   using Function = std::function<List(const List& x, State& state)>;
   struct Tensors {
     List x;
@@ -130,7 +132,8 @@ class SlicedPass {
   struct Layer {
     std::vector<Stage> stages;  // one, or those before and after attention
     HeadwiseMixer* attention = nullptr;
-    std::vector<Attended> attended;  // by share of the heads, or by slice
+    std::vector<Attended> attended;             // by slice
+    std::vector<std::vector<Attended>> shares;  // of the heads, by group of them
   };
   bool divides_heads(const Layer& layer) const {
     return layer.attention->divides_heads(slices_.count);
@@ -149,9 +152,11 @@ class SlicedPass {
                                                  const std::vector<at::Tensor>& gradients,
                                                  const std::function<void(size_t i)>& done);
   at::Tensor attend(const Layer& layer, const List& of_slice, Attended& attended) const;
-  std::function<at::Tensor()> transpose(const at::Tensor& blocks) const;
-  std::function<List()> start_shares(const List& slices) const;
-  std::function<List()> start_slices(const List& shares) const;
+  Wait transpose(const at::Tensor& blocks) const;
+  Wait start_shares(const List& slices, int64_t groups, int64_t group) const;
+  List shares_of(const Wait& wait) const;
+  Wait start_slices(const List& shares) const;
+  List slices_of(const std::vector<Wait>& groups) const;
   Handed gradients_of_state(const Stage& stage, size_t i) const;
 
   ContextSlices slices_;
