@@ -7,6 +7,8 @@
 
 #include <torch/torch.h>
 
+#include "ops/core/tensors.h"
+
 namespace assay::ops {
 namespace {
 
@@ -151,7 +153,7 @@ struct FlashTop1Chunk : torch::autograd::Function<FlashTop1Chunk> {
     const at::Tensor& selected = s[5];
     const int64_t chunk_size = ctx->saved_data["chunk_size"].toInt();
     const double scale = ctx->saved_data["scale"].toDouble();
-    const at::Tensor dout = gradients[0].to(q.scalar_type()).contiguous();
+    const at::Tensor dout = aligned(gradients[0].to(q.scalar_type()).contiguous());
     const PartOutput whole{out.flatten(0, 1),
                            s[4].transpose(0, 1).contiguous().flatten(1)};  // [H, B T]
     auto [dq, dk, dv] =
@@ -190,8 +192,8 @@ const char* why_no_flash(const at::Tensor& q, const at::Tensor& k, int64_t chunk
 std::tuple<at::Tensor, at::Tensor> flash_top1_chunk(const at::Tensor& q, const at::Tensor& k,
                                                     const at::Tensor& v, const at::Tensor& selected,
                                                     int64_t chunk_size, double scale) {
-  const auto out = FlashTop1Chunk::apply(q.contiguous(), k.contiguous(), v.contiguous(), selected,
-                                         chunk_size, scale);
+  const auto rows = [](const at::Tensor& x) { return aligned(x.contiguous()); };
+  const auto out = FlashTop1Chunk::apply(rows(q), rows(k), rows(v), selected, chunk_size, scale);
   return {out[0], out[1]};
 }
 
