@@ -225,14 +225,15 @@ TEST(SlicedLoss, DividedHeadsHaveTheLossAndGradientsOfWholeSequences) {
     [model]
     vocab_size = 31
     d_model = 48
-    num_layers = 3
-    pattern = ["attention", "top1_chunk", "mamba2"]
+    num_layers = 5
+    pattern = ["attention", "top1_chunk", "mamba2", "nsa", "forgetting_attention"]
     post_norm = ["attention"]
     residual_scale = 0.7
     [model.attention]
     num_heads = 12
     gate = "head"
     qk_rmsnorm = "head"
+    sinks = true
     [model.top1_chunk]
     num_heads = 12
     num_kv_heads = 6
@@ -240,6 +241,17 @@ TEST(SlicedLoss, DividedHeadsHaveTheLossAndGradientsOfWholeSequences) {
     [model.mamba2]
     state_size = 4
     head_dim = 8
+    [model.nsa]
+    num_heads = 12
+    compress_length = 4
+    compress_stride = 2
+    block_size = 4
+    num_blocks = 3
+    window = 3
+    [model.forgetting_attention]
+    num_heads = 12
+    num_kv_heads = 4
+    output_gate = true
   )");
 }
 

@@ -405,7 +405,7 @@ const RegisterMixer<Attention> registered(
      {.qk_norm = true, .temperature = 0.1},
      {.num_heads = 6, .num_kv_heads = 2, .gate = "element"},
      {.window = 9, .rotary_fraction = 0.5, .gate = "head", .qk_norm = true},
-     {.sinks = true},
+     {.num_heads = 8, .sinks = true},
      {.num_heads = 6, .num_kv_heads = 2, .window = 11, .sinks = true},
      {.num_kv_heads = 2, .gate = "element", .qk_rmsnorm = "zero_centered_head"},
      {.num_kv_heads = 2, .window = 11, .qk_rmsnorm = "all_heads", .softmax_scale = 0.3},

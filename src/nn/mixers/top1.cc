@@ -258,7 +258,7 @@ const RegisterMixer<Top1Chunk> chunk(
     "those with the largest Σ exp(q·k) or q·mean(k) [BC §5]",
     {{},
      chunk_example(16, "exact", 1, {.num_heads = 6, .num_kv_heads = 2}),
-     chunk_example(16, "approx", 1),
+     chunk_example(16, "approx", 1, {.num_heads = 8}),
      chunk_example(7, "exact", 2, {.position = "none", .bias = true}),
      // MoBA with top-k 4
      chunk_example(10, "approx", 3, {.num_heads = 6, .num_kv_heads = 3, .qk_norm = false})});

@@ -181,7 +181,7 @@ __device__ void average_values(const Smem& smem, const ForwardParams& args, cons
       accumulate<D, kPart>(sum, weights, advance_descriptor(values, stage_at(before)));
       wgmma_commit_group();
     }
-    OfColumns<kPart> sums;
+    [[maybe_unused]] OfColumns<kPart> sums;
     if constexpr (kBias == Bias::decays)
       sums.load(args.shape.decay_sums + mine.head * args.shape.key_rows + i * kPart);
     wgmma_wait_group<kPending>(s);
