@@ -241,7 +241,7 @@ SlicedPass::List SlicedPass::shares_of(const Wait& wait) const {
     shares.push_back(packed({share.transpose(0, 1)})[0].flatten(1, 2));
   return shares;
 }
-// The reverse, slices_of() for all groups.
+// The reverse. slices_of() waits for all groups: [B, T / count, heads, …] of each slice.
 SlicedPass::Wait SlicedPass::start_slices(const List& shares) const {
   List parts;
   for (const at::Tensor& x : shares)

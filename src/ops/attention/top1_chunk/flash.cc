@@ -1,7 +1,7 @@
-// Two kinds of partial attention, which FlashAttention-2 computes as sequences of several lengths:
-//   own chunk      causal; queries and keys of a chunk
-//   chosen chunks  the queries that chose a chunk, sorted by it, and its keys
-// They join as README.md derives. FlashAttention's backward pass takes out and logsumexp of the
+// FlashAttention-2 computes two parts of the attention, each as sequences of several lengths:
+//   own chunk      a sequence has the queries and keys of a chunk, and is causal
+//   chosen chunks  a sequence has the queries that chose a chunk, and the keys of the chunk
+// The parts join as README.md derives. FlashAttention's backward pass takes out and logsumexp of the
 // whole softmax, so that each part gives its share of the gradients.
 #include "ops/attention/top1_chunk/flash.h"
 
@@ -25,8 +25,8 @@ struct Sequences {
 };
 
 struct Part {
-  at::Tensor q;
-  at::Tensor k;
+  at::Tensor q;  // [queries, heads, D]
+  at::Tensor k;  // [keys, kv_heads, D], and v
   at::Tensor v;
   Sequences queries;
   Sequences keys;
