@@ -1,8 +1,8 @@
 // FlashAttention-2 computes two parts of the attention, each as sequences of several lengths:
 //   own chunk      a sequence has the queries and keys of a chunk, and is causal
 //   chosen chunks  a sequence has the queries that chose a chunk, and the keys of the chunk
-// The parts join as README.md derives. FlashAttention's backward pass takes out and logsumexp of the
-// whole softmax, so that each part gives its share of the gradients.
+// The parts join as README.md derives. FlashAttention's backward pass takes out and logsumexp of
+// the whole softmax, so that each part gives its share of the gradients.
 #include "ops/attention/top1_chunk/flash.h"
 
 #include <torch/torch.h>
