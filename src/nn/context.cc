@@ -2,7 +2,7 @@
 
 #include <torch/torch.h>
 
-#include <span>
+#include <algorithm>
 
 namespace assay::nn {
 namespace {
