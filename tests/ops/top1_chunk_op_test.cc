@@ -134,6 +134,18 @@ TEST(Top1ChunkOp, EqualsItsReference) {
   expect_equal_to_reference({.time = 101}, {16, 8, "approx", 1}, at::kBFloat16, 1e-2);
 }
 
+TEST(Top1ChunkOp, ChoiceAloneIsThatOfTheReference) {
+  for (const auto& [shape, chunk_size] : kShapes)
+    for (const std::string& selection : kSelections)
+      for (const int64_t top_k : {1, 3}) {
+        const Qkv a = random_qkv(shape).as(at::kDouble);
+        const Options o{chunk_size, 8, selection, top_k};
+        const at::Tensor choice = top1_chunk_choice(a.q, a.k, chunk_size, 8, selection, top_k);
+        EXPECT_TRUE(at::equal(choice, std::get<2>(run_reference(a, o))))
+            << shape << " C " << chunk_size << " top_k " << top_k << " " << selection;
+      }
+}
+
 TEST(Top1ChunkOp, OnCudaEqualsItsReference) {
   if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
   for (const std::string& selection : kSelections)
