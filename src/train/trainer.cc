@@ -225,12 +225,13 @@ run::Outcome train_steps(Run& run) {
   };
   if (run.state.step == 0) pause([&] { run.evaluate(); });
   std::optional<StepResult> pending;
-  double norm = 0;
   std::optional<double> last_auxiliary_loss;
   int64_t timed_steps = 0;  // since `interval`; those before a restart have no time here
+  double speed = 0;         // tokens per second since then
   bool asked_to_stop = false;
   bool asked_to_save = false;
-  // Checks the pending step and adds it to the means. Everything that is written needs this first.
+  // Checks the pending step, adds it to the means and writes its line of metrics.jsonl. Everything
+  // else that is written needs this first.
   const auto settle = [&] {
     if (!pending) return;
     const auto [loss, auxiliary_loss, gradient_norm, stop, save] = pending->read();
@@ -248,60 +249,56 @@ run::Outcome train_steps(Run& run) {
     if (auxiliary_loss)
       s.interval_auxiliary_loss = s.interval_auxiliary_loss.value_or(0) + *auxiliary_loss;
     last_auxiliary_loss = auxiliary_loss;
-    norm = gradient_norm;
+    const int64_t steps = pending->step + 1;
     pending.reset();
+    s.seconds = seconds_before + since(start) - paused;
+    speed = double(timed_steps) * tokens_per_step / std::max(1e-9, since(interval));
+    if (steps % c.log_every != 0 && steps != c.steps) return;
+    std::optional<double> mean_auxiliary_loss = s.interval_auxiliary_loss;
+    if (mean_auxiliary_loss) *mean_auxiliary_loss /= double(s.interval_steps);
+    const run::TrainingLine line{.step = steps,
+                                 .loss = s.interval_loss / double(s.interval_steps),
+                                 .tokens = steps * c.tokens_per_step(),
+                                 .learning_rate = learning_rate_at(c, steps - 1),
+                                 .grad_norm = gradient_norm,
+                                 .tokens_per_second = speed,
+                                 .mfu = 3 * run.flops_per_token * speed / peak,
+                                 .seconds = s.seconds,
+                                 .memory_bytes = peak_memory_bytes(run.device),
+                                 .auxiliary_loss = mean_auxiliary_loss};
+    if (run.metrics) run.metrics->write(line);
+    s.interval_loss = 0;
+    s.interval_auxiliary_loss.reset();
+    s.interval_steps = 0;
+    timed_steps = 0;
+    interval = Clock::now();
   };
   while (run.state.step < c.steps) {
     run::TrainingState& s = run.state;
     const int64_t step = s.step;
     const bool rank_saves = run.ranks && run.ranks->first() && saving.ask(step);
     const StepGradient::Step made = run.gradient->compute(step, interrupted(), rank_saves);
-    const double rate = learning_rate_at(c, step);
-    const at::Tensor norm_now = run.optimizer->step(rate, step);
+    const at::Tensor norm = run.optimizer->step(learning_rate_at(c, step), step);
     settle();
-    pending.emplace(step, made, norm_now);
+    pending.emplace(step, made, norm);
     ++s.step;
-    const bool logs = s.step % c.log_every == 0 || s.step == c.steps;
     const bool evaluates = s.step % c.eval_every == 0 || s.step == c.steps;
     // All ranks save and stop after the same step: what one is asked for, all know a step later
     const bool due = run.ranks && saving.by_time() ? asked_to_save : saving.due(s.step);
     const bool saves = due || s.step == c.steps || std::ranges::count(c.keep_steps, s.step) > 0;
     const bool stops = (run.ranks ? asked_to_stop : interrupted()) && s.step < c.steps;
-    if (logs || evaluates || saves || stops) settle();
-    s.seconds = seconds_before + since(start) - paused;
-    const double speed =
-        double(timed_steps + (pending ? 1 : 0)) * tokens_per_step / std::max(1e-9, since(interval));
+    if (evaluates || saves || stops) settle();
     const std::optional<double> held_out_loss =
         run.evaluation ? run.evaluation->held_out_loss() : std::nullopt;
     std::string shown_loss = held_out_loss ? fmt::format("held-out loss {:.4f}", *held_out_loss)
                                            : fmt::format("training loss {:.4f}", s.last_loss);
     if (last_auxiliary_loss)
       shown_loss += fmt::format("  auxiliary loss {:.4f}", *last_auxiliary_loss);
-    if (progress)
+    if (progress && speed > 0)
       progress->show(
           fmt::format("step {}/{}  {}  {} tokens/s  MFU {:.1f} %  {} left", s.step, c.steps,
                       shown_loss, Progress::count(speed), 300 * run.flops_per_token * speed / peak,
                       Progress::duration(double(c.steps - s.step) * tokens_per_step / speed)));
-    if (logs) {
-      std::optional<double> mean_auxiliary_loss = s.interval_auxiliary_loss;
-      if (mean_auxiliary_loss) *mean_auxiliary_loss /= double(s.interval_steps);
-      const run::TrainingLine line{.step = s.step,
-                                   .loss = s.interval_loss / double(s.interval_steps),
-                                   .tokens = s.step * c.tokens_per_step(),
-                                   .learning_rate = rate,
-                                   .grad_norm = norm,
-                                   .tokens_per_second = speed,
-                                   .mfu = 3 * run.flops_per_token * speed / peak,
-                                   .seconds = s.seconds,
-                                   .memory_bytes = peak_memory_bytes(run.device),
-                                   .auxiliary_loss = mean_auxiliary_loss};
-      if (run.metrics) run.metrics->write(line);
-      s.interval_loss = 0;
-      s.interval_auxiliary_loss.reset();
-      s.interval_steps = 0;
-      timed_steps = 0;
-      interval = Clock::now();
-    }
     if (evaluates) pause([&] { run.evaluate(); });
     if (saves) {
       saving.took(pause([&] { run.save(); }));
