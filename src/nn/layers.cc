@@ -9,7 +9,6 @@
 #include "base/random.h"
 #include "nn/initial_values.h"
 #include "nn/mixer.h"
-#include "ops/dense/linear/linear.h"
 #include "ops/recurrence/linear_attention/linear_attention.h"
 #include "ops/rowwise/gated_norm/gated_norm.h"
 #include "ops/rowwise/glu/glu.h"
@@ -84,7 +83,7 @@ bool is_trained_in_bf16(const at::Tensor& weight, const at::Tensor& x) {
 
 at::Tensor Projection::operator()(const at::Tensor& x) const {
   if (is_trained_in_bf16(weight, x)) {
-    const at::Tensor y = ops::linear_of_master(x, weight, bias);
+    const at::Tensor y = ops::linear_of_master(x, weight, bias, gradient_place);
     return activation.empty() ? y : ops::glu(y, activation);
   }
   const at::Tensor w = weight.to(x.scalar_type());
@@ -94,7 +93,7 @@ at::Tensor Projection::operator()(const at::Tensor& x) const {
 }
 
 Projection Linear::projection(std::string_view activation) const {
-  return {weight, bias, activation};
+  return {weight, bias, activation, gradient_place};
 }
 
 at::Tensor Linear::forward(const at::Tensor& x) const { return projection()(x); }

@@ -12,6 +12,8 @@
 #include <string_view>
 #include <vector>
 
+#include "ops/dense/linear/linear.h"
+
 namespace assay::nn {
 
 // Overwrites a parameter with its starting values; nn/initial_values.h has the usual ones.
@@ -61,6 +63,7 @@ struct Projection {
   at::Tensor weight;
   at::Tensor bias = {};
   std::string_view activation = {};
+  c10::intrusive_ptr<ops::GradientPlace> gradient_place = {};
   at::Tensor operator()(const at::Tensor& x) const;
 };
 
@@ -71,6 +74,7 @@ struct Linear : Module {
   Projection projection(std::string_view activation = {}) const;
   at::Tensor weight;
   at::Tensor bias;
+  c10::intrusive_ptr<ops::GradientPlace> gradient_place;  // of the weight; null: none
 };
 // All projections in a module and its parts.
 std::vector<Linear*> linears_of(const torch::nn::Module& module);

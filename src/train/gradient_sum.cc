@@ -15,6 +15,10 @@ namespace {
 
 // Exchanges that may be under way when the sums of another one are added.
 constexpr size_t kUnderWay = 2;
+// Links between GPUs take power until nothing was sent for 50 ms (H200), and the GPU computes more
+// slowly by that. So gradients are sent in bursts: those that wait are sent when they are at least
+// so many times those that are missing.
+constexpr int64_t kBurst = 3;
 
 // A rank has whole subtrees, and either slices of one part of the batch or all slices of its parts.
 bool can_share(int64_t gradient_slices, int64_t context_slices, int64_t ranks) {
@@ -97,20 +101,33 @@ GradientSum::GradientSum(std::vector<at::Tensor> parameters, int64_t slices, Ran
 
 GradientSum::~GradientSum() = default;
 
-// One all-gather per bucket then sends its parameters.
+// One all-gather per bucket then sends its parameters, and one exchange its gradients.
 void GradientSum::put_parameters_in_buckets() {
   const at::NoGradGuard no_grad;
-  for (const Pieces::Bucket& layout : pieces_.buckets) {
-    const auto options = parameters_.front().options().requires_grad(false);
-    Bucket& bucket = buckets_.emplace_back();
-    bucket.parameters = at::zeros({layout.size}, options);
-    for (size_t j = 0; j < layout.parameters.size(); ++j) {
-      at::Tensor& parameter = parameters_[layout.parameters[j]];
-      const at::Tensor place =
-          bucket.parameters.narrow(0, layout.places[j], parameter.numel()).view_as(parameter);
-      place.copy_(parameter);
-      parameter.set_data(place);
-    }
+  const auto options = parameters_.front().options().requires_grad(false);
+  int64_t elements = 0;
+  for (const Pieces::Bucket& layout : pieces_.buckets) elements += layout.size;
+  const auto cut = [&](const at::Tensor& all, at::Tensor Bucket::* part) {
+    int64_t begin = 0;
+    for (size_t b = 0; b < buckets_.size(); begin += pieces_.buckets[b++].size)
+      buckets_[b].*part = all.narrow(0, begin, pieces_.buckets[b].size);
+  };
+  const auto place_in = [&](const at::Tensor Bucket::* part, size_t i) {
+    const Part& first = pieces_.parts[i].front();
+    const at::Tensor& flat = buckets_[first.bucket].*part;
+    return flat.narrow(0, first.place, parameters_[i].numel()).view_as(parameters_[i]);
+  };
+  buckets_.resize(pieces_.buckets.size());
+  cut(ranks_->exchange_memory(elements, options), &Bucket::parameters);
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const at::Tensor place = place_in(&Bucket::parameters, i);
+    place.copy_(parameters_[i]);
+    parameters_[i].set_data(place);
+  }
+  cut(ranks_->exchange_memory(elements, options), &Bucket::sums);
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    places_.push_back(c10::make_intrusive<ops::GradientPlace>());
+    places_.back()->memory = place_in(&Bucket::sums, i);
   }
 }
 
@@ -131,8 +148,7 @@ std::vector<at::Tensor> GradientSum::take_sums(const std::vector<size_t>& parame
     if (level.empty()) continue;
     std::vector<at::Tensor> earlier;
     for (const size_t i : parameters) earlier.push_back(std::exchange(level[i], {}));
-    at::_foreach_add_(earlier, sums);
-    sums = std::move(earlier);
+    at::_foreach_add_(sums, earlier);
   }
   return sums;
 }
@@ -151,9 +167,14 @@ void GradientSum::keep() {
   levels_.push_back(std::move(sums));
 }
 
+void GradientSum::start_last_slice() {
+  for (const auto& place : places_) place->is_free = true;
+}
+
 void GradientSum::start_last() {
   handed_.assign(parameters_.size(), false);
   sent_ = 0;
+  ready_ = 0;
   added_ = 0;
   for (size_t b = 0; b < buckets_.size(); ++b)
     buckets_[b].missing = pieces_.buckets[b].parameters.size();
@@ -164,22 +185,34 @@ void GradientSum::hand_over(size_t i) {
   if (handed_[i]) fail<Error>("the gradient of parameter {} came in more than one piece", i);
   handed_[i] = true;
   --buckets_[pieces_.parts[i].front().bucket].missing;
-  while (sent_ < buckets_.size() && buckets_[sent_].missing == 0) send(sent_++);
+  while (ready_ < buckets_.size() && buckets_[ready_].missing == 0) ++ready_;
+  if (is_time_to_send())
+    while (sent_ < ready_) send(sent_++);
+}
+
+bool GradientSum::is_time_to_send() const {
+  if (!ranks_->reads_peer_memory()) return true;
+  int64_t waiting = 0;
+  int64_t missing = 0;
+  for (size_t b = sent_; b < buckets_.size(); ++b)
+    (b < ready_ ? waiting : missing) += pieces_.buckets[b].size;
+  return waiting >= kBurst * missing;
 }
 
 void GradientSum::send(size_t index) {
   const at::NoGradGuard no_grad;
   const Pieces::Bucket& layout = pieces_.buckets[index];
   const std::vector<at::Tensor> sums = take_sums(layout.parameters);
-  Bucket& bucket = buckets_[index];
-  bucket.sums = sums.front();  // of a parameter that has its own bucket
-  if (bucket.sums.numel() != layout.size || !bucket.sums.is_contiguous()) {
-    bucket.sums = at::empty_like(bucket.parameters);
-    std::vector<at::Tensor> places;
-    for (size_t j = 0; j < sums.size(); ++j)
-      places.push_back(bucket.sums.narrow(0, layout.places[j], sums[j].numel()).view_as(sums[j]));
-    at::_foreach_copy_(places, sums);
+  std::vector<at::Tensor> places;
+  std::vector<at::Tensor> elsewhere;
+  for (size_t j = 0; j < sums.size(); ++j) {
+    const at::Tensor& place = places_[layout.parameters[j]]->memory;
+    if (sums[j].data_ptr() == place.data_ptr()) continue;
+    places.push_back(place);
+    elsewhere.push_back(sums[j]);
   }
+  if (!places.empty()) at::_foreach_copy_(places, elsewhere);
+  Bucket& bucket = buckets_[index];
   bucket.received =
       at::empty({ranks_->size(), layout.size / ranks_->size()}, bucket.sums.options());
   bucket.exchanged = ranks_->exchange(bucket.received, bucket.sums);
@@ -190,15 +223,17 @@ void GradientSum::send(size_t index) {
 void GradientSum::receive(Bucket& bucket) {
   const c10::StreamGuard guard(side_);
   std::exchange(bucket.exchanged, nullptr)();
-  const at::Tensor& rows = bucket.received;
-  for (int64_t step = 1; step < ranks_->size(); step *= 2)
-    rows.slice(0, 0, ranks_->size() - step, 2 * step)
-        .add_(rows.slice(0, step, ranks_->size(), 2 * step));
+  std::vector<at::Tensor> rows = bucket.received.unbind();
+  rows[size_t(ranks_->rank())] = bucket.sums.view_as(bucket.received)[ranks_->rank()];
+  for (size_t step = 1; step < rows.size(); step *= 2)
+    for (size_t i = 0; i + step < rows.size(); i += 2 * step) rows[i].add_(rows[i + step]);
+  bucket.sum = rows.front();
 }
 
 void GradientSum::finish() {
   const at::NoGradGuard no_grad;
   live_ = false;
+  for (const auto& place : places_) place->is_free = false;
   if (!ranks_) {
     const std::vector<at::Tensor> sums = take_sums(all_);
     for (const size_t i : all_) parameters_[i].mutable_grad() = sums[i];
@@ -214,18 +249,17 @@ void GradientSum::finish() {
     added.record(side_);
     added.block(c10::impl::VirtualGuardImpl(at::kCUDA).getStream(side_.device()));
   }
-  // Not earlier: the memory could be used again before it has been sent
-  for (Bucket& bucket : buckets_) bucket.sums.reset();
 }
 
 at::Tensor GradientSum::gradient(const Part& part) const {
-  const at::Tensor sums = buckets_[part.bucket].received[0];
-  return sums.narrow(0, part.place - ranks_->rank() * sums.numel(), part.size);
+  const at::Tensor& sum = buckets_[part.bucket].sum;
+  return sum.narrow(0, part.place - ranks_->rank() * sum.numel(), part.size);
 }
 
 void GradientSum::share(size_t bucket) {
   Bucket& b = buckets_[bucket];
   b.received.reset();
+  b.sum.reset();
   b.shared = ranks_->all_gather(b.parameters.view({ranks_->size(), -1}));
 }
 

@@ -14,6 +14,7 @@
 #include <memory>
 #include <vector>
 
+#include "ops/dense/linear/linear.h"
 #include "train/pieces.h"
 #include "train/ranks.h"
 
@@ -38,14 +39,20 @@ class GradientSum {
   const Pieces& pieces() const { return pieces_; }
   Ranks* ranks() const { return ranks_; }
 
-  // For each slice but the last: backward passes, then keep(). For the last: backward passes with
-  // start_last() before the very last one, then finish(). After that gradient() has that of the
-  // batch for the parts that this rank owns; without ranks the parameters have it.
+  // For each slice but the last: backward passes, then keep(). For the last: start_last_slice(),
+  // backward passes with start_last() before the very last one, then finish(). After that
+  // gradient() has that of the batch for the parts that this rank owns; without ranks the
+  // parameters have it.
   void keep();
+  void start_last_slice();  // optional: gradients are then made where they are sent from
   void start_last();
   void finish();
 
   // With ranks:
+  // Where the gradient of a parameter is sent from.
+  const c10::intrusive_ptr<ops::GradientPlace>& place(size_t parameter) const {
+    return places_[parameter];
+  }
   bool owns(const Part& part) const {
     return part.piece * ranks_->size() / pieces_.count == ranks_->rank();
   }
@@ -62,6 +69,7 @@ class GradientSum {
     at::Tensor parameters;  // flat; those of the model are views of it
     at::Tensor sums;        // of the slices of this rank, in the same places
     at::Tensor received;    // [ranks, elements]: the sums of all ranks, of the pieces of this one
+    at::Tensor sum;         // of all slices, of the pieces of this rank
     size_t missing = 0;     // gradients
     Ranks::Wait exchanged;
     Ranks::Wait shared;
@@ -70,6 +78,7 @@ class GradientSum {
   std::vector<at::Tensor> take_gradients(const std::vector<size_t>& parameters);
   std::vector<at::Tensor> take_sums(const std::vector<size_t>& parameters);
   void hand_over(size_t parameter);
+  bool is_time_to_send() const;
   void send(size_t bucket);
   void receive(Bucket& bucket);
 
@@ -80,11 +89,13 @@ class GradientSum {
   c10::Stream side_;  // on a GPU, sums are added on it, under the backward pass
   int64_t begin_;
   int64_t end_;
-  std::vector<Bucket> buckets_;                  // in the order in which they are sent
+  std::vector<Bucket> buckets_;  // in the order in which they are sent
+  std::vector<c10::intrusive_ptr<ops::GradientPlace>> places_;  // by parameter, in `sums`
   std::vector<std::vector<at::Tensor>> levels_;  // sums of 2^level slices; empty: none waits
   std::vector<bool> handed_;
   // buckets
   size_t sent_ = 0;
+  size_t ready_ = 0;
   size_t added_ = 0;
   bool live_ = false;  // in the last backward pass
   std::vector<std::shared_ptr<Hook>> hooks_;

@@ -16,6 +16,7 @@
 #include "base/build.h"
 #include "base/error.h"
 #include "train/device.h"
+#include "train/peer_memory.h"
 
 #define USE_C10D_GLOO
 #ifdef ASSAY_CUDA
@@ -159,6 +160,7 @@ struct Ranks::Group {
   c10::intrusive_ptr<c10d::Store> store;
   c10::intrusive_ptr<c10d::Store> watched;
   c10::intrusive_ptr<c10d::Backend> backend;
+  std::unique_ptr<PeerMemory> peers;  // null on CPUs, and if ranks run on several hosts
   std::thread thread;
   std::mutex mutex;
   std::condition_variable wake;
@@ -425,6 +427,9 @@ void Ranks::open(c10::Device device) {
       const auto options = c10d::ProcessGroupNCCL::Options::create();
       options->timeout = kLongestExchange;
       group_->backend = c10::make_intrusive<c10d::ProcessGroupNCCL>(store, rank, size, options);
+      if (place_.local_size == place_.size && variable("NCCL_P2P_DISABLE").value_or("0") == "0")
+        group_->peers = std::make_unique<PeerMemory>(
+            rank, size, device, [this](const std::string& text) { return gather_texts(text); });
       return;
 #else
       fail("this program was built without CUDA, so ranks cannot use GPUs; give --device cpu");
@@ -454,8 +459,21 @@ void Ranks::guarded(const std::function<void()>& work) const {
   }
 }
 
+at::Tensor Ranks::exchange_memory(int64_t elements, const at::TensorOptions& options) {
+  if (group_->peers) {
+    const at::Tensor memory = group_->peers->allocate(elements, options);
+    if (memory.defined()) return memory;
+    group_->peers.reset();
+  }
+  return at::zeros({elements}, options);
+}
+
+bool Ranks::reads_peer_memory() const { return group_->peers != nullptr; }
+
 Ranks::Wait Ranks::exchange(const at::Tensor& out, const at::Tensor& in, int64_t first,
                             int64_t count) {
+  if (count == size() && group_->peers && group_->peers->holds(in))
+    return group_->peers->exchange(out, in);
   c10::intrusive_ptr<c10d::Work> work;
   guarded([&] {
     at::Tensor to = out;
@@ -497,6 +515,7 @@ at::Tensor Ranks::gather(const at::Tensor& part) {
 }
 
 Ranks::Wait Ranks::all_gather(const at::Tensor& rows) {
+  if (group_->peers && group_->peers->holds(rows)) return group_->peers->all_gather(rows);
   c10::intrusive_ptr<c10d::Work> work;
   guarded([&] {
     at::Tensor all = rows.view(-1);

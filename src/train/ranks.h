@@ -65,9 +65,15 @@ class Ranks {
   // in the same order.
   void open(c10::Device device);
   using Wait = std::function<void()>;
+  // Zeros [elements] that live as long as this object. All ranks call it with the same arguments.
+  // On GPUs of one host that read each other's memory, exchanges among all ranks of what lies in it
+  // need no SM (peer_memory.h).
+  at::Tensor exchange_memory(int64_t elements, const at::TensorOptions& options);
+  bool reads_peer_memory() const;  // whether they do
   // Starts to send part i of `in`, of `count` equal parts, to rank first + i, and to receive one
   // part from each of these ranks into `out` [count, …]. This rank is one of them, and the others
-  // exchange among `count` ranks, too. After Wait, work on `out` comes after the exchange.
+  // exchange among `count` ranks, too. After Wait, work on `out` comes after the exchange. If `in`
+  // lies in exchange_memory(), the row of this rank in `out` can stay as it was.
   Wait exchange(const at::Tensor& out, const at::Tensor& in, int64_t first, int64_t count);
   Wait exchange(const at::Tensor& out, const at::Tensor& in) {
     return exchange(out, in, 0, size());

@@ -2,8 +2,6 @@
 
 #include <torch/torch.h>
 
-#include <map>
-
 namespace assay::train {
 namespace {
 
@@ -47,18 +45,32 @@ StepGradient::StepGradient(nn::LanguageModel& model, const data::Sampler& sample
   sum_.emplace(model.parameters(), slices, ranks, /*overlap=*/c_.context_slices == 1);
   if (!ranks) return;
   neighbours_.emplace(*ranks, device);
+  const std::map<const void*, size_t> indices = parameter_indices();
+  for (nn::Linear* linear : nn::linears_of(model))
+    linear->gradient_place = sum_->place(indices.at(linear->weight.unsafeGetTensorImpl()));
   wait_before_layers();
 }
 
-void StepGradient::wait_before_layers() {
-  std::map<const void*, size_t> buckets;  // of the parameters
+StepGradient::~StepGradient() {
+  model_.before = nullptr;
+  for (nn::Linear* linear : nn::linears_of(model_)) linear->gradient_place.reset();
+}
+
+std::map<const void*, size_t> StepGradient::parameter_indices() const {
+  std::map<const void*, size_t> indices;
   const std::vector<at::Tensor> parameters = model_.parameters();
-  for (size_t i = 0; i < parameters.size(); ++i)
-    buckets[parameters[i].unsafeGetTensorImpl()] = sum_->pieces().parts[i].front().bucket;
+  for (size_t i = 0; i < parameters.size(); ++i) indices[parameters[i].unsafeGetTensorImpl()] = i;
+  return indices;
+}
+
+void StepGradient::wait_before_layers() {
+  const std::map<const void*, size_t> indices = parameter_indices();
   const auto first = [&](const std::vector<at::Tensor>& some) {
     size_t bucket = sum_->pieces().buckets.size();
-    for (const at::Tensor& parameter : some)
-      bucket = std::min(bucket, buckets.at(parameter.unsafeGetTensorImpl()));
+    for (const at::Tensor& parameter : some) {
+      const size_t index = indices.at(parameter.unsafeGetTensorImpl());
+      bucket = std::min(bucket, sum_->pieces().parts[index].front().bucket);
+    }
     return bucket;
   };
   // The first bucket of what is read first, of each layer, and of what follows them
@@ -108,6 +120,7 @@ std::vector<at::Tensor> StepGradient::compute_slices(int64_t step) {
 }
 
 at::Tensor StepGradient::whole_sequences(const at::Tensor& tokens, bool last) {
+  if (last) sum_->start_last_slice();
   const at::Tensor losses = backward(tokens, double(c_.gradient_slices), [&] {
     if (last) sum_->start_last();
   });

@@ -6,6 +6,7 @@
 #include <c10/core/Device.h>
 
 #include <functional>
+#include <map>
 #include <optional>
 
 #include "data/sampler.h"
@@ -23,7 +24,7 @@ class StepGradient {
   // `ranks`: null when this process computes all of it; open otherwise. All must outlive this.
   StepGradient(nn::LanguageModel& model, const data::Sampler& sampler, const TrainConfig& config,
                c10::Device device, Ranks* ranks);
-  ~StepGradient() { model_.before = nullptr; }
+  ~StepGradient();
   StepGradient(const StepGradient&) = delete;
 
   // The object that sums the gradients of slices; null: one process, one slice.
@@ -48,6 +49,7 @@ class StepGradient {
   at::Tensor compute_part(int64_t step, int64_t sequences, int64_t time);
 
  private:
+  std::map<const void*, size_t> parameter_indices() const;  // by the address of the tensor
   void wait_before_layers();
   std::vector<at::Tensor> compute_slices(int64_t step);
   // Forward and backward of a part of the batch. `last`: no slice of this rank follows.

@@ -172,6 +172,30 @@ TEST_F(RanksOfOneModel, RanksThatShareBatchAndSequencesGiveTheBytesOfOneProcess)
   }
 }
 
+// In bfloat16, gradients of weights are made where they are sent from.
+TEST_F(RanksOfOneModel, RanksInBfloat16GiveTheBytesOfOneProcess) {
+  const std::string narrow =
+      kSlices +
+      "--set train.precision=bf16 --set train.micro_batch_size=1 --set train.batch_size=8 ";
+  ASSERT_EQ(run(folder_.path(), train("alone", narrow)).exit_code, 0);
+  for (const int ranks : {2, 4}) {
+    const std::string name = fmt::format("ranks{}", ranks);
+    const Outcome outcome =
+        run(folder_.path(), train(name, narrow + fmt::format("--ranks {}", ranks)));
+    ASSERT_EQ(outcome.exit_code, 0) << outcome.error;
+    expect_same(name, "alone");
+  }
+}
+
+TEST_F(RanksOfOneModel, CudaGpusThatReadEachOthersMemoryGiveTheBytesOfOne) {
+  const Outcome both = run(folder_.path(), train("gpus2", kSlices + "--gpus 2"));
+  if (both.error.find("this host has") != std::string::npos)
+    GTEST_SKIP() << "fewer than two CUDA devices";
+  ASSERT_EQ(both.exit_code, 0) << both.error;
+  ASSERT_EQ(run(folder_.path(), train("gpus1", kSlices + "--device cuda:0")).exit_code, 0);
+  expect_same("gpus2", "gpus1");
+}
+
 TEST_F(RanksOfOneModel, RanksThatComputeLayersAgainGiveTheBytesOfOneProcess) {
   const std::string again = kSlices + "--set train.recompute_activations=true ";
   ASSERT_EQ(run(folder_.path(), train("alone", again)).exit_code, 0);

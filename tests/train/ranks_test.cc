@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "data/folder.h"
+#include "nn/layers.h"
 #include "nn/rank_threads.h"
 #include "nn/testing.h"
 #include "train/gradient_sum.h"
@@ -221,6 +222,47 @@ TEST(GradientSum, OwnersHaveTheSumsOfTheirParts) {
               << "parameter " << i << ", piece " << part.piece;
         }
     }
+  });
+}
+
+TEST(GradientSum, GradientsOfWeightsAreMadeWhereTheyAreSentFrom) {
+  nn::RankThreads(2).run([](Ranks& ranks) {
+    nn::Linear linear(64, 32);
+    nn::Linear twice(64, 32);
+    const at::NoGradGuard no_grad;
+    const at::Tensor x = at::randn({16, 64}, nn::generator("x")).to(at::kBFloat16);
+    GradientSum sum({linear.weight, twice.weight}, 2, &ranks, /*overlap=*/false);
+    linear.gradient_place = sum.place(0);
+    twice.gradient_place = sum.place(1);
+    const auto is_in_place = [&](const nn::Linear& of) {
+      return of.weight.grad().data_ptr() == of.gradient_place->memory.data_ptr();
+    };
+    const auto pass = [&] {
+      const at::AutoGradMode recorded(true);
+      at::Tensor y = linear.forward(x) + twice.forward(x) + twice.forward(x * 2);
+      y.sum().backward();
+    };
+    pass();
+    EXPECT_FALSE(is_in_place(linear));
+    const at::Tensor expected = linear.weight.grad().clone();
+    const at::Tensor expected_twice = twice.weight.grad().clone();
+    for (nn::Linear* each : {&linear, &twice}) each->weight.mutable_grad().reset();
+    sum.start_last_slice();
+    pass();
+    EXPECT_TRUE(is_in_place(linear));
+    EXPECT_FALSE(is_in_place(twice)) << "autograd adds the gradients of both products";
+    EXPECT_TRUE(at::equal(linear.weight.grad(), expected));
+    EXPECT_TRUE(at::equal(twice.weight.grad(), expected_twice));
+    pass();  // of another micro-batch
+    EXPECT_TRUE(is_in_place(linear));
+    EXPECT_TRUE(at::equal(linear.weight.grad(), expected * 2));
+    sum.start_last();
+    sum.finish();
+    for (const Part& part : sum.pieces().parts[0])
+      if (sum.owns(part)) {
+        EXPECT_TRUE(at::equal(sum.gradient(part),
+                              (expected * 4).view(-1).narrow(0, part.begin, part.size)));
+      }
   });
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 // Matrix products of layers, differentiable, through the library that is fastest where they run.
 #include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
 
 #include <string_view>
 #include <utility>
@@ -15,9 +16,19 @@ namespace assay::ops {
 // dependent launch, as the embedding of a model. CUDA then reads it before earlier kernels end.
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                   bool weight_at_rest = false);
+// Where the gradient of a weight is made, so that nobody has to copy it there.
+struct GradientPlace : torch::CustomClassHolder {
+  at::Tensor memory;  // of the shape of the weight, float32
+  // Whether the next gradient is written there. That of a second product with the same weight is
+  // not: autograd adds both.
+  bool is_free = false;
+};
+
 // linear() for x in bfloat16 with weight and bias in float32. Their gradients leave the products in
-// float32, where a kernel of the device serves them.
-at::Tensor linear_of_master(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
+// float32, where a kernel of the device serves them. `place`: of the gradient of the weight, or
+// null.
+at::Tensor linear_of_master(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                            const c10::intrusive_ptr<GradientPlace>& place = {});
 // linear() followed by glu (ops/rowwise/glu/glu.h); one kernel where CUDA multiplies few rows.
 at::Tensor linear_glu(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                       std::string_view activation, bool weight_at_rest = false);

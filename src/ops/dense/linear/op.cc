@@ -107,8 +107,8 @@ at::Tensor forward(const at::Tensor& x, const at::Tensor& weight, const Optional
   return serves_many_rows(x, weight) ? many_rows(x, weight, bias) : onednn_linear(x, weight, bias);
 }
 
-at::Tensor weight_gradient(const at::Tensor& dy, const at::Tensor& x, at::ScalarType dtype) {
-  at::Tensor dweight = at::empty({dy.size(1), x.size(1)}, x.options().dtype(dtype));
+at::Tensor weight_gradient(const at::Tensor& dy, const at::Tensor& x) {
+  at::Tensor dweight = at::empty({dy.size(1), x.size(1)}, x.options());
   ops::weight_gradient(dy, x, dweight, /*add=*/false);
   return dweight;
 }
@@ -127,7 +127,7 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
     const at::Tensor dy = gradients[0].contiguous();
     const at::Tensor rows = dy.flatten(0, -2);
     const at::Tensor dx = ctx->needs_input_grad(0) ? product(dy, weight.t()) : at::Tensor();
-    return {dx, weight_gradient(rows, x, x.scalar_type()),
+    return {dx, weight_gradient(rows, x),
             ctx->saved_data["bias"].toBool() ? rows.sum(0) : at::Tensor()};
   }
 };
@@ -143,18 +143,28 @@ at::Tensor with_more_columns(const at::Tensor& weight, int64_t missing) {
 
 struct MasterLinear : torch::autograd::Function<MasterLinear> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& master,
-                            const OptionalTensor& bias) {
+                            const OptionalTensor& bias,
+                            const c10::intrusive_ptr<GradientPlace>& place) {
     const int64_t missing = missing_columns(master, bias);
     at::Tensor weight = master.to(x.scalar_type());
     if (missing > 0) weight = with_more_columns(weight, missing);
     ctx->save_for_backward({x, weight, master});
     ctx->saved_data["bias"] = bias.has_value();
+    if (place) ctx->saved_data["place"] = c10::IValue::make_capsule(place);
     const auto narrow = bias ? OptionalTensor(bias->to(x.scalar_type())) : bias;
     if (serves_many_rows(x, weight)) return many_rows(x, weight, narrow);
     if (missing > 0) return at::linear(x, weight).narrow(-1, 0, master.size(0));
     if (!is_faster_in_f32(x)) return at::linear(x, weight, narrow);
     const at::Tensor y = product(x, weight);
     return narrow ? y.add_(*narrow) : y;
+  }
+  // Memory for the gradient of `master`.
+  static at::Tensor gradient_memory(AutogradContext* ctx, const at::Tensor& master) {
+    const auto found = ctx->saved_data.find("place");
+    if (found == ctx->saved_data.end() || master.grad().defined()) return at::empty_like(master);
+    auto& place = static_cast<GradientPlace&>(*found->second.toCapsule());
+    if (!std::exchange(place.is_free, false)) return at::empty_like(master);
+    return at::alias(place.memory);  // autograd keeps a tensor that nobody else holds
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
     const auto saved = ctx->get_saved_variables();
@@ -165,16 +175,20 @@ struct MasterLinear : torch::autograd::Function<MasterLinear> {
       const at::Tensor same_weight = saved[2].to(x.scalar_type());
       return {at::matmul(dy, same_weight).view(x.sizes()),
               at::matmul(dy.t(), x.flatten(0, -2)).to(at::kFloat),
-              ctx->saved_data["bias"].toBool() ? dy.sum(0, false, at::kFloat) : at::Tensor()};
+              ctx->saved_data["bias"].toBool() ? dy.sum(0, false, at::kFloat) : at::Tensor(),
+              {}};
     }
     if (dy.is_cpu()) dy = dy.contiguous();
     const int64_t columns = dy.size(1);
     const int64_t missing = weight.size(0) - columns;
     if (missing > 0) dy = at::constant_pad_nd(dy, {0, missing});
-    const at::Tensor dweight = weight_gradient(dy, x.flatten(0, -2), at::kFloat);
+    at::Tensor dweight = missing > 0 ? at::empty(weight.sizes(), saved[2].options())
+                                     : gradient_memory(ctx, saved[2]);
+    ops::weight_gradient(dy, x.flatten(0, -2), dweight, /*add=*/false);
     return {ctx->needs_input_grad(0) ? product(dy, weight.t()).view(x.sizes()) : at::Tensor(),
             missing > 0 ? dweight.narrow(0, 0, columns) : dweight,
-            ctx->saved_data["bias"].toBool() ? dy.sum(0, false, at::kFloat) : at::Tensor()};
+            ctx->saved_data["bias"].toBool() ? dy.sum(0, false, at::kFloat) : at::Tensor(),
+            {}};
   }
 };
 
@@ -298,9 +312,10 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
   return LinearFunction::apply(x.contiguous(), weight, optional(bias));
 }
 
-at::Tensor linear_of_master(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+at::Tensor linear_of_master(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                            const c10::intrusive_ptr<GradientPlace>& place) {
   check(x, weight, bias);
-  return MasterLinear::apply(x.is_cpu() ? x.contiguous() : x, weight, optional(bias));
+  return MasterLinear::apply(x.is_cpu() ? x.contiguous() : x, weight, optional(bias), place);
 }
 
 at::Tensor linear_glu(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
