@@ -20,6 +20,7 @@ import tempfile
 import time
 
 import cpu_training  # installs transformers
+import record
 import torch
 
 FEW = 16
@@ -102,16 +103,13 @@ def main():
     parser.add_argument("--prompt", type=int, default=128)
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     prompt = torch.randint(
         2, 256, (args.prompt,), generator=torch.Generator().manual_seed(0)
     ).tolist()
-    print(
-        f"torch {torch.__version__}, transformers {cpu_training.transformers.__version__}, "
-        f"{args.threads} threads, "
-        f"prompt of {args.prompt} tokens, {args.tokens} timed, {args.precision}"
-    )
+    rows = []
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         make_model(folder, args)
@@ -125,12 +123,33 @@ def main():
             theirs, their_text = rate(
                 lambda count: their_tokens(model, prompt, samples, count), samples, args
             )
-            print(
-                f"B {samples:2}   assay {ours:7.0f} tokens/s   "
-                f"transformers {theirs:7.0f} tokens/s   ratio {ours / theirs:.2f}   "
-                f"{'same tokens' if our_text == their_text else 'OTHER TOKENS'}",
-                flush=True,
+            first = next(
+                (i for i, both in enumerate(zip(our_text, their_text)) if both[0] != both[1]), None
             )
+            rows.append(
+                {
+                    "precision": args.precision,
+                    "sequences at the same time": samples,
+                    "Assay, tokens/s": ours,
+                    "transformers, tokens/s": theirs,
+                    "ratio": ours / theirs,
+                    "tokens": "the same" if first is None else f"the same up to token {first}",
+                }
+            )
+            if not args.json:
+                print(
+                    f"B {samples:2}: Assay {ours:.0f} tokens/s, transformers {theirs:.0f}, "
+                    f"ratio {ours / theirs:.2f}, tokens {rows[-1]['tokens']}",
+                    flush=True,
+                )
+    if args.json:
+        record.print_json(
+            rows,
+            transformers=cpu_training.transformers.__version__,
+            threads=args.threads,
+            prompt=args.prompt,
+            timed_tokens=args.tokens,
+        )
 
 
 if __name__ == "__main__":

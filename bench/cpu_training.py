@@ -3,7 +3,7 @@ T 512, same threads. With --precision bf16 both sides multiply in bf16 and keep 
 (`transformers` under torch.autocast).
 
 Usage: cpu_training.py [--assay build/assay] [--threads 2] [--batch 4] [--steps 12]
-                       [--precision fp32] [--models transformer++ mamba1]
+                       [--precision fp32] [--models transformer++ mamba1] [--json]
 
 Run it with the project's Python (.venv/bin/python), so that both sides use the same torch; it
 installs `transformers` there when it is missing. Prints a table: tokens per second of each side,
@@ -25,6 +25,7 @@ try:
 except ImportError:
     subprocess.run([sys.executable, "-m", "pip", "install", "-q", "transformers"], check=True)
     import transformers
+import record
 import torch
 
 WIDTH, VOCABULARY, TIME = 320, 8192, 512
@@ -129,12 +130,10 @@ def main():
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
     parser.add_argument("--models", nargs="+", choices=list(PLANS), default=list(PLANS))
+    parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    print(
-        f"torch {torch.__version__}, transformers {transformers.__version__}, "
-        f"{args.threads} threads, B {args.batch}, T {TIME}, {args.precision}"
-    )
+    rows = []
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         subprocess.run(
@@ -143,12 +142,32 @@ def main():
         for model in args.models:
             ours, parameters = our_rate(model, args, folder)
             theirs, their_parameters = peer_rate(model, args)
-            print(
-                f"{model:14} assay {ours:9.0f} tokens/s ({parameters / 1e6:.1f}M)   "
-                f"transformers {theirs:9.0f} tokens/s ({their_parameters / 1e6:.1f}M)   "
-                f"ratio {ours / theirs:.2f}",
-                flush=True,
+            rows.append(
+                {
+                    "model": model,
+                    "precision": args.precision,
+                    "Assay, tokens/s": ours,
+                    "transformers, tokens/s": theirs,
+                    "ratio": ours / theirs,
+                    "parameters": parameters,
+                    "parameters of transformers": their_parameters,
+                }
             )
+            if not args.json:
+                print(
+                    f"{model:14} {args.precision}: Assay {ours:.0f} tokens/s, "
+                    f"transformers {theirs:.0f}, ratio {ours / theirs:.2f}",
+                    flush=True,
+                )
+    if args.json:
+        record.print_json(
+            rows,
+            transformers=transformers.__version__,
+            threads=args.threads,
+            batch=args.batch,
+            time=TIME,
+            steps=args.steps,
+        )
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 and backward.
 
 Usage: recurrences.py [--library build/libassay.so] [--device cpu] [--threads 1] [--batch 1] [--time
-  2048] [--repeat 3] [--dtype float32] [--no-loop] [--peers] [--step] [OP …]
+  2048] [--repeat 3] [--dtype float32] [--no-loop] [--peers] [--step] [--json] [OP …]
 
 Run it with the project's Python (.venv/bin/python). Layers are those of d_model 768. Both sides are
 timed in turn, in this call; prints the medians in milliseconds and their ratio. On the CPU it is
@@ -24,6 +24,7 @@ import inspect
 import statistics
 import time
 
+import record
 import torch
 import torch.nn.functional as F
 
@@ -349,12 +350,8 @@ def captured(work, device):
     return graph.replay
 
 
-def print_steps(args):
+def step_rows(args):
     rate = rate_of_copy(args.device)
-    print(
-        f"a decode step, B {args.batch}, {args.device}, {args.dtype}; copy {rate / 1e12:.3f} TB/s; "
-        "µs per layer: step, state read and written, their ratio"
-    )
     for name, (operator, _, tensors) in cases(args.batch, 1, args.device).items():
         if args.ops and name not in args.ops:
             continue
@@ -369,9 +366,54 @@ def print_steps(args):
 
             seconds = seconds_of(captured(work, args.device), args.device, args.repeat) / layers
         floor = 2 * state.nbytes / rate
-        print(
-            f"{name:22} {1e6 * seconds:9.1f} {1e6 * floor:9.1f} {seconds / floor:6.2f}", flush=True
-        )
+        yield {
+            "operator": name,
+            "µs per layer": 1e6 * seconds,
+            "floor, µs": 1e6 * floor,
+            "step / floor": seconds / floor,
+            "copy, TB/s": rate / 1e12,
+        }
+
+
+def sequence_rows(args):
+    theirs = peers(args.batch) if args.peers else {}
+    for name, (operator, loop, tensors) in cases(args.batch, args.time, args.device).items():
+        if args.ops and name not in args.ops:
+            continue
+        tensors = [x.to(getattr(torch, args.dtype)) for x in tensors]
+        sides = {
+            "operator": operator,
+            **({} if args.no_loop else {"loop": loop}),
+            **theirs.get(name, {}),
+        }
+        runs = {side: [] for side in sides}
+        for _ in range(args.repeat):
+            for side, function in sides.items():
+                runs[side].append(timed(function, tensors, args.device))
+        medians = {
+            side: [statistics.median(run[i] for run in times) for i in (0, 1)]
+            for side, times in runs.items()
+        }
+        ours, own = runs["operator"][0][2], medians.pop("operator")
+        row = {"operator": name, "kernel, ms": text_of(own)}
+        for side, median in medians.items():
+            out = runs[side][0][2]
+            factor = (out * ours).sum() / (out * out).sum()  # theirs may scale by another constant
+            error = (ours - factor * out).norm() / ours.norm()
+            row[f"{side}, ms"] = text_of(median)
+            row[f"{side} / kernel"] = sum(median) / sum(own)
+            row[f"difference of {side}"] = f"{error:.0e}"
+        yield row
+
+
+def text_of(times):
+    """forward + backward"""
+    return " + ".join(f"{t:.0f}" if t >= 10 else f"{t:.2f}" for t in times)
+
+
+def print_row(row):
+    cells = [f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()]
+    print("; ".join(cells), flush=True)
 
 
 def main():
@@ -391,46 +433,19 @@ def main():
         "--peers", action="store_true", help="times plain PyTorch of transformers and fla too"
     )
     parser.add_argument("--step", action="store_true", help="times a decoding step")
+    parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     torch.ops.load_library(args.library)
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
-    if args.step:
-        return print_steps(args)
-    print(
-        f"B {args.batch} T {args.time}, {args.device}, {args.dtype}, {args.threads} threads, "
-        f"ms: forward + backward (median of {args.repeat})"
-    )
-    theirs = peers(args.batch) if args.peers else {}
-    for name, (operator, loop, tensors) in cases(args.batch, args.time, args.device).items():
-        if args.ops and name not in args.ops:
-            continue
-        tensors = [x.to(getattr(torch, args.dtype)) for x in tensors]
-        sides = {
-            "operator": operator,
-            **({} if args.no_loop else {"loop": loop}),
-            **theirs.get(name, {}),
-        }
-        runs = {side: [] for side in sides}
-        for _ in range(args.repeat):
-            for side, function in sides.items():
-                runs[side].append(timed(function, tensors, args.device))
-        medians = {
-            side: [statistics.median(run[i] for run in times) for i in (0, 1)]
-            for side, times in runs.items()
-        }
-        ours, (f, b) = runs["operator"][0][2], medians.pop("operator")
-        print(f"{name:22}{f:8.2f} + {b:8.2f}", end="")
-        for side, median in medians.items():
-            out = runs[side][0][2]
-            factor = (out * ours).sum() / (out * out).sum()  # theirs may scale by another constant
-            error = (ours - factor * out).norm() / ours.norm()
-            print(
-                f"   {side} {median[0]:.2f} + {median[1]:.2f}, "
-                f"ratio {sum(median) / (f + b):.1f}, difference {error:.0e}",
-                end="",
-            )
-        print(flush=True)
+    rows = []
+    for row in step_rows(args) if args.step else sequence_rows(args):
+        rows.append(row)
+        if not args.json:
+            print_row(row)
+    if args.json:
+        facts = ("batch", "time", "dtype", "threads", "repeat")
+        record.print_json(rows, args.device, **{name: getattr(args, name) for name in facts})
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 forward and backward, fp32.
 
 Usage: top1_cpu.py [--library build/libassay.so] [--time 16384] [--threads 2] [--repeats 3]
-  [--element]
+  [--element] [--json]
 
 Run it with the project's Python. Unit-length queries and keys, H 8, D 64, chunk 128, scale 8. The
 sides take turns; each line has the fastest of the repeats. Exits with 1 below 10 × (approx) or 1.5
@@ -13,6 +13,7 @@ import argparse
 import sys
 import time
 
+import record
 import torch
 
 HEADS, HEAD_DIM, CHUNK, SCALE = 8, 64, 128, 8.0
@@ -50,6 +51,7 @@ def main():
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--element", action="store_true", help="time top1_element too")
+    parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     torch.ops.load_library(args.library)
     torch.set_num_threads(args.threads)
@@ -63,19 +65,23 @@ def main():
         for name, call in calls.items():
             took = seconds(call, inputs, weights)
             best[name] = min(best.get(name, took), took, key=sum)
-    print(
-        f"T {args.time}, H {HEADS}, D {HEAD_DIM}, C {CHUNK}, fp32, {args.threads} threads, "
-        f"torch {torch.__version__}"
-    )
-    failed = False
-    for name, (forward, backward) in best.items():
-        ratio = sum(best["torch"]) / (forward + backward)
-        print(
-            f"{name:8} forward {forward * 1e3:9.1f} ms   backward {backward * 1e3:9.1f} ms   "
-            f"{ratio:6.2f} x torch"
-        )
-        failed |= args.time >= 16384 and ratio < FLOOR.get(name, 0)
-    return int(failed)
+    rows = [
+        {
+            "attention": name,
+            "T": args.time,
+            "forward, ms": 1e3 * forward,
+            "backward, ms": 1e3 * backward,
+            "torch's time / this time": sum(best["torch"]) / (forward + backward),
+        }
+        for name, (forward, backward) in best.items()
+    ]
+    if args.json:
+        record.print_json(rows, threads=args.threads, heads=HEADS, head_dim=HEAD_DIM, chunk=CHUNK)
+    for row in [] if args.json else rows:
+        cells = [f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()]
+        print("; ".join(cells))
+    ratios = {row["attention"]: row["torch's time / this time"] for row in rows}
+    return int(args.time >= 16384 and any(ratios[name] < FLOOR[name] for name in FLOOR))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ table of its report (tables/NAME.csv) and the columns that are shown:
     <!-- end of table -->
 
 A column that the report has with "low" and "high" is shown as an interval. Tables of speed are made
-from documents of `assay bench models --json` in docs/results/bench:
+from documents in docs/results/bench, which `assay bench models --json`, `tools/scaling --json` and
+the programs in bench/ with --json print:
 
     <!-- bench h200_step_1 h200_step_64: model | sequences | ms per step -->
     ...
@@ -139,10 +140,40 @@ BENCH_COLUMNS = {
 }
 
 
+def ranks(row):
+    if row.get("independent"):
+        return f"{row['ranks']} independent processes"
+    return str(row["ranks"] or "one process")
+
+
+# Of tools/scaling
+SCALING_COLUMNS = {
+    "ranks": ranks,
+    "relative to one rank": lambda row: optional(row.get("efficiency")),
+    "of independent processes": lambda row: optional(row.get("of_ceiling")),
+    "memory of rank 0, GiB": lambda row: f"{row['memory_bytes'] / 2**30:.2f}",
+    "bytes": lambda row: "differ" if row["differing"] else "same",
+}
+
+
+def optional(value):
+    return "–" if value is None else f"{value:.3f}"
+
+
+def figure(value):
+    """Three digits of a number, and a text as it is."""
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    return "–" if value is None else str(value)
+
+
 def bench_cell(row, column):
     if column.startswith("state at "):
         return size(row["state_bytes"][column.split()[-1]])
-    return BENCH_COLUMNS[column](row)
+    for columns in [{} if "ranks" not in row else SCALING_COLUMNS, BENCH_COLUMNS]:
+        if column in columns:
+            return columns[column](row)
+    return figure(row.get(column))
 
 
 def bench_table(match):
