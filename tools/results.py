@@ -163,7 +163,7 @@ def optional(value):
 def figure(value):
     """Three digits of a number, and a text as it is."""
     if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+        return f"{value:,.0f}" if abs(value) >= 99.95 else f"{value:#.3g}"
     return "–" if value is None else str(value)
 
 
