@@ -58,14 +58,12 @@ void wait_for_value(const c10::Stream& stream, void* address, uint32_t value) {
         "to wait for a flag");
 }
 
-// "<offset> <handle in hexadecimal digits>", or "" if other processes cannot read the memory.
-std::string describe(void* memory) try {
+// "<offset> <handle in hexadecimal digits>"
+std::string describe(void* memory) {
   const auto shared = c10::cuda::CUDACachingAllocator::shareIpcHandle(memory);
   std::string text = fmt::format("{} ", shared.offset);
   for (const unsigned char byte : shared.handle) text += fmt::format("{:02x}", byte);
   return text;
-} catch (const std::exception&) {
-  return "";
 }
 
 // The memory that another process described, and its address here.
@@ -112,9 +110,16 @@ PeerMemory::PeerMemory(int64_t rank, int64_t size, c10::Device device, GatherTex
 at::Tensor PeerMemory::allocate(int64_t elements, const at::TensorOptions& options) {
   if (!works_) return {};
   Window window{.memory = at::zeros({elements}, options)};
+  std::string own;  // "": this rank cannot take part
+  try {
+    write_value(telling_, window.memory.data_ptr(), 0);  // not every device has these operations
+    wait_for_value(copying_, window.memory.data_ptr(), 0);
+    own = describe(window.memory.data_ptr());
+  } catch (const std::exception&) {
+  }
   // The zeros are there before another rank writes a flag
   c10::impl::VirtualGuardImpl(device_.type()).synchronizeDevice(device_.index());
-  const std::vector<std::string> texts = gather_texts_(describe(window.memory.data_ptr()));
+  const std::vector<std::string> texts = gather_texts_(own);
   std::string opened = "yes";
   try {
     for (int64_t other = 0; other < size_; ++other) {
