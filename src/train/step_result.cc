@@ -23,8 +23,12 @@ StepResult::Values StepResult::read() const {
   const double* value = values_.data_ptr<double>();
   const double* after = value + losses_;
   const bool flags = values_.numel() > losses_ + 1;
-  return {value[0], losses_ > 1 ? std::optional(value[1]) : std::nullopt, after[0],
-          flags && after[1] > 0, flags && after[2] > 0};
+  return {value[0],
+          losses_ > 1 ? std::optional(value[1]) : std::nullopt,
+          after[0],
+          flags && after[1] > 0,
+          flags && after[2] > 0,
+          copied_ ? std::chrono::steady_clock::now() : made_};
 }
 
 }  // namespace assay::train

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Event.h>
 
+#include <chrono>
 #include <optional>
 
 #include "train/step_gradient.h"
@@ -20,6 +21,7 @@ class StepResult {
     double gradient_norm;
     bool stop;
     bool save;
+    std::chrono::steady_clock::time_point ended;
   };
   Values read() const;  // waits for the step
   const int64_t step;
@@ -28,6 +30,7 @@ class StepResult {
   at::Tensor values_;
   int64_t losses_;
   std::optional<c10::Event> copied_;
+  std::chrono::steady_clock::time_point made_ = std::chrono::steady_clock::now();
 };
 
 }  // namespace assay::train

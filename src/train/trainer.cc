@@ -28,9 +28,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-double since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
+double seconds_between(Clock::time_point start, Clock::time_point end) {
+  return std::chrono::duration<double>(end - start).count();
 }
+double since(Clock::time_point start) { return seconds_between(start, Clock::now()); }
 
 // The fingerprint of the parts of the store that a run reads. Other parts of the store do not
 // change the run.
@@ -234,7 +235,7 @@ run::Outcome train_steps(Run& run) {
   // else that is written needs this first.
   const auto settle = [&] {
     if (!pending) return;
-    const auto [loss, auxiliary_loss, gradient_norm, stop, save] = pending->read();
+    const auto [loss, auxiliary_loss, gradient_norm, stop, save, ended] = pending->read();
     asked_to_stop = asked_to_stop || stop;
     asked_to_save = asked_to_save || save;
     run::TrainingState& s = run.state;
@@ -251,8 +252,9 @@ run::Outcome train_steps(Run& run) {
     last_auxiliary_loss = auxiliary_loss;
     const int64_t steps = pending->step + 1;
     pending.reset();
-    s.seconds = seconds_before + since(start) - paused;
-    speed = double(timed_steps) * tokens_per_step / std::max(1e-9, since(interval));
+    s.seconds = seconds_before + seconds_between(start, ended) - paused;
+    speed =
+        double(timed_steps) * tokens_per_step / std::max(1e-9, seconds_between(interval, ended));
     if (steps % c.log_every != 0 && steps != c.steps) return;
     std::optional<double> mean_auxiliary_loss = s.interval_auxiliary_loss;
     if (mean_auxiliary_loss) *mean_auxiliary_loss /= double(s.interval_steps);
@@ -271,7 +273,7 @@ run::Outcome train_steps(Run& run) {
     s.interval_auxiliary_loss.reset();
     s.interval_steps = 0;
     timed_steps = 0;
-    interval = Clock::now();
+    interval = ended;
   };
   while (run.state.step < c.steps) {
     run::TrainingState& s = run.state;
@@ -290,15 +292,14 @@ run::Outcome train_steps(Run& run) {
     if (evaluates || saves || stops) settle();
     const std::optional<double> held_out_loss =
         run.evaluation ? run.evaluation->held_out_loss() : std::nullopt;
-    std::string shown_loss = held_out_loss ? fmt::format("held-out loss {:.4f}", *held_out_loss)
-                                           : fmt::format("training loss {:.4f}", s.last_loss);
-    if (last_auxiliary_loss)
-      shown_loss += fmt::format("  auxiliary loss {:.4f}", *last_auxiliary_loss);
-    if (progress && speed > 0)
-      progress->show(
-          fmt::format("step {}/{}  {}  {} tokens/s  MFU {:.1f} %  {} left", s.step, c.steps,
-                      shown_loss, Progress::count(speed), 300 * run.flops_per_token * speed / peak,
-                      Progress::duration(double(c.steps - s.step) * tokens_per_step / speed)));
+    std::string shown = held_out_loss ? fmt::format("held-out loss {:.4f}", *held_out_loss)
+                                      : fmt::format("training loss {:.4f}", s.last_loss);
+    if (last_auxiliary_loss) shown += fmt::format("  auxiliary loss {:.4f}", *last_auxiliary_loss);
+    if (speed > 0)
+      shown += fmt::format("  {} tokens/s  MFU {:.1f} %  {} left", Progress::count(speed),
+                           300 * run.flops_per_token * speed / peak,
+                           Progress::duration(double(c.steps - s.step) * tokens_per_step / speed));
+    if (progress) progress->show(fmt::format("step {}/{}  {}", s.step, c.steps, shown));
     if (evaluates) pause([&] { run.evaluate(); });
     if (saves) {
       saving.took(pause([&] { run.save(); }));
