@@ -1,4 +1,4 @@
-"""What benchmarks in Python print with --json: rows of figures, and where they were measured."""
+"""What benchmarks in Python print: rows of figures; with --json also where they were measured."""
 
 import datetime
 import json
@@ -27,6 +27,11 @@ def commit():
     command = ["git", "-C", ROOT, "describe", "--always", "--dirty", "--abbrev=12"]
     done = subprocess.run(command, capture_output=True, text=True)
     return done.stdout.strip()
+
+
+def print_row(row):
+    cells = [f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()]
+    print("; ".join(cells), flush=True)
 
 
 def print_json(rows, device="cpu", **facts):

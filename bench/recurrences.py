@@ -411,11 +411,6 @@ def text_of(times):
     return " + ".join(f"{t:.0f}" if t >= 10 else f"{t:.2f}" for t in times)
 
 
-def print_row(row):
-    cells = [f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()]
-    print("; ".join(cells), flush=True)
-
-
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -442,7 +437,7 @@ def main():
     for row in step_rows(args) if args.step else sequence_rows(args):
         rows.append(row)
         if not args.json:
-            print_row(row)
+            record.print_row(row)
     if args.json:
         facts = ("batch", "time", "dtype", "threads", "repeat")
         record.print_json(rows, args.device, **{name: getattr(args, name) for name in facts})

@@ -78,8 +78,7 @@ def main():
     if args.json:
         record.print_json(rows, threads=args.threads, heads=HEADS, head_dim=HEAD_DIM, chunk=CHUNK)
     for row in [] if args.json else rows:
-        cells = [f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()]
-        print("; ".join(cells))
+        record.print_row(row)
     ratios = {row["attention"]: row["torch's time / this time"] for row in rows}
     return int(args.time >= 16384 and any(ratios[name] < FLOOR[name] for name in FLOOR))
 

@@ -15,9 +15,9 @@ namespace {
 
 // Exchanges that may be under way when the sums of another one are added.
 constexpr size_t kUnderWay = 2;
-// Links between GPUs take power until nothing was sent for 50 ms (H200), and the GPU computes more
-// slowly by that. So gradients are sent in bursts: those that wait are sent when they are at least
-// so many times those that are missing.
+// Gradients that wait are sent when they have at least so many times the elements of those that are
+// missing. Links between GPUs stay awake for 50 ms after a transfer (H200), so few bursts let them
+// sleep (docs/results/scaling.md).
 constexpr int64_t kBurst = 3;
 
 // A rank has whole subtrees, and either slices of one part of the batch or all slices of its parts.

@@ -40,7 +40,8 @@ class PeerMemory {
   using Address = std::function<char*(int64_t other)>;
   const Window* window_of(const void* address) const;
   char* in_memory_of(int64_t other, char* own) const;
-  // Copies `bytes` from every other rank, and keeps `written` until then.
+  // Copies `bytes` from from(r) to to(r) for every other rank r, when r has come to the same call.
+  // `written`: the tensor that is filled.
   Wait pull(const at::Tensor& written, int64_t bytes, const Address& from, const Address& to);
 
   int64_t rank_;
@@ -48,11 +49,11 @@ class PeerMemory {
   c10::Device device_;
   GatherTexts gather_texts_;
   std::vector<Window> windows_;
-  Window flags_;       // u32 [ranks]: the last turn for which this rank has the memory of another
-  uint32_t turn_ = 0;  // of copies
+  Window flags_;       // u32 [ranks]: the last turn for which the memory of each rank is ready
+  uint32_t turn_ = 0;  // the number of calls of pull()
   bool works_ = true;
-  c10::Stream telling_;
-  c10::Stream copying_;
+  c10::Stream telling_;  // writes flags of other ranks
+  c10::Stream copying_;  // waits for flags, and copies
 };
 
 }  // namespace assay::train

@@ -21,7 +21,7 @@ class StepResult {
     double gradient_norm;
     bool stop;
     bool save;
-    std::chrono::steady_clock::time_point ended;
+    std::chrono::steady_clock::time_point ended;  // the step, or a little later on a GPU
   };
   Values read() const;  // waits for the step
   const int64_t step;
