@@ -13,10 +13,11 @@ Assay the products that make it RWKV-7's rule. Triton compiles for minutes befor
 """
 
 import argparse
-import json
+import importlib.metadata
 import statistics
 import sys
 
+import record
 import torch
 
 import assay.nn
@@ -184,7 +185,7 @@ def main():
                 print(rows[-1], file=sys.stderr, flush=True)
                 torch.cuda.empty_cache()
     if options.json:
-        print(json.dumps({"device": torch.cuda.get_device_name(), "rows": rows}, indent=1))
+        record.print_json(rows, "cuda", fla=importlib.metadata.version("flash-linear-attention"))
         return
     columns = ["operator", "B", "T", "D", "assay forward", "fla forward", "assay both", "fla both"]
     columns += ["fla / assay", "difference"]

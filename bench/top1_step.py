@@ -2,7 +2,7 @@
 whole cache.
 
 Usage: top1_step.py [--library build/libassay.so] [--device cuda] [--time 50000] [--batch 64]
-  [--threads 2]
+  [--threads 2] [--json]
 
 Run it with the project's Python. H 12, D 64, chunk 128, scale 8; bf16 on CUDA, fp32 on the CPU.
 Medians; the sides take turns, and so do the caches of two layers. On CUDA both steps are a captured
@@ -11,8 +11,10 @@ graph, so that no side waits for Python.
 
 import argparse
 import statistics
+import sys
 import time
 
+import record
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -95,6 +97,7 @@ def main():
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     torch.ops.load_library(args.library)
     torch.set_num_threads(args.threads)
@@ -117,18 +120,26 @@ def main():
                     else [lambda i=i, call=call: call(*i) for i in layers]
                 )
             except RuntimeError as error:
-                print(f"{name}: {str(error).splitlines()[0]}")
+                print(f"{name}: {str(error).splitlines()[0]}", file=sys.stderr)
         times = {name: [] for name in runs}
         for _ in range(args.repeats):
             for name, both in runs.items():
                 times[name].append((seconds_cuda if cuda else seconds_cpu)(both))
-    print(
-        f"B {args.batch}, T {args.time}, H {HEADS}, D {HEAD_DIM}, C {CHUNK}, "
-        f"{'bf16' if cuda else 'fp32'}, {args.device}, torch {torch.__version__}: "
-        "ms per step and layer"
-    )
-    for name, took in times.items():
-        print(f"{name:10} {statistics.median(took) * 1e3:9.4f}")
+    medians = {name: 1e3 * statistics.median(took) for name, took in times.items()}
+    full_attention = medians.get("cuDNN" if cuda else "torch")
+    rows = [
+        {
+            "attention": name,
+            "ms per step and layer": took,
+            "full attention's time / this time": full_attention and full_attention / took,
+        }
+        for name, took in medians.items()
+    ]
+    if args.json:
+        facts = {"batch": args.batch, "time": args.time, "heads": HEADS, "head_dim": HEAD_DIM}
+        record.print_json(rows, args.device, chunk=CHUNK, **facts)
+    for row in [] if args.json else rows:
+        record.print_row(row)
 
 
 if __name__ == "__main__":

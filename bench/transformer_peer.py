@@ -4,19 +4,20 @@ tokens), eager and torch.compile.
 Usage: transformer_peer.py [--compile] [--batch 32] [--time 2048] [--steps 20]
        torchrun --nproc_per_node 2 transformer_peer.py --parallel ddp|fsdp …
 
-Prints one JSON line with the median tokens per second. bf16 autocast, scaled_dot_product_attention,
-fused AdamW, cross_entropy over whole logits: what a careful user writes without custom kernels.
+Prints a JSON document with the median tokens per second. bf16 autocast,
+scaled_dot_product_attention, fused AdamW, cross_entropy over whole logits: what a careful user
+writes without custom kernels.
 --parallel trains on several GPUs, with --batch sequences on each: ddp averages gradients
 (DistributedDataParallel); fsdp shards parameters (fully_shard of each block), with bf16 in place of
 autocast.
 """
 
 import argparse
-import json
 import os
 import statistics
 import time
 
+import record
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -126,18 +127,13 @@ def main():
         dist.destroy_process_group()
         if rank > 0:
             return
-    print(
-        json.dumps(
-            {
-                "peer": "torch.compile" if args.compile else "torch eager",
-                "parallel": args.parallel,
-                "ranks": ranks,
-                "tokens_per_second": statistics.median(rates),
-                "memory_bytes": torch.cuda.max_memory_allocated(),
-                "torch": torch.__version__,
-            }
-        )
-    )
+    row = {
+        "model": "torch.compile" if args.compile else "PyTorch eager",
+        "tokens_per_second": statistics.median(rates),
+        "peak_memory_bytes": torch.cuda.max_memory_allocated(),
+    }
+    facts = {"batch": args.batch, "time": args.time, "steps": args.steps}
+    record.print_json([row], "cuda", parallel=args.parallel, ranks=ranks, **facts)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@
 
 #include "base/files.h"
 #include "base/json.h"
+#include "base/version.h"
 #include "bench/attention.h"
 #include "cli/bench_models.h"
 #include "cli/command.h"
@@ -102,6 +103,9 @@ void run(const Options& o) {
   const Json others = o.compare.empty() ? Json::array() : rows_of_file(o.compare);
   Json found = bench::bench_attention(o.bench, device);
   join_rows(found["rows"], others);
+  found["assay"] = version() + " " + commit();
+  found["torch"] = train::torch_version();
+  found["date"] = now_utc();
   found["device"] = train::device_name(device);
   found["batch"] = o.bench.batch;
   found["heads"] = o.bench.heads;

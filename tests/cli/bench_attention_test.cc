@@ -18,7 +18,10 @@ struct BenchAttention : testing::Test {
   Json rows(const std::string& arguments) {
     const Outcome outcome = bench(arguments + " --json");
     EXPECT_EQ(outcome.exit_code, 0) << outcome.error;
-    return Json::parse(outcome.out)["rows"];
+    const Json document = Json::parse(outcome.out);
+    for (const char* fact : {"assay", "date", "device", "torch"})
+      EXPECT_FALSE(document.value(fact, "").empty()) << fact;
+    return document["rows"];
   }
   data::Folder folder_;
 };
