@@ -83,7 +83,7 @@ bool is_trained_in_bf16(const at::Tensor& weight, const at::Tensor& x) {
 
 at::Tensor Projection::operator()(const at::Tensor& x) const {
   if (is_trained_in_bf16(weight, x)) {
-    const at::Tensor y = ops::linear_of_master(x, weight, bias, gradient_place);
+    const at::Tensor y = ops::linear_of_master(x, weight, bias, gradient_place, rounded);
     return activation.empty() ? y : ops::glu(y, activation);
   }
   const at::Tensor w = weight.to(x.scalar_type());
@@ -93,7 +93,7 @@ at::Tensor Projection::operator()(const at::Tensor& x) const {
 }
 
 Projection Linear::projection(std::string_view activation) const {
-  return {weight, bias, activation, gradient_place};
+  return {weight, bias, activation, gradient_place, rounded};
 }
 
 at::Tensor Linear::forward(const at::Tensor& x) const { return projection()(x); }

@@ -64,6 +64,7 @@ struct Projection {
   at::Tensor bias = {};
   std::string_view activation = {};
   c10::intrusive_ptr<ops::GradientPlace> gradient_place = {};
+  c10::intrusive_ptr<ops::RoundedWeight> rounded = {};
   at::Tensor operator()(const at::Tensor& x) const;
 };
 
@@ -74,7 +75,9 @@ struct Linear : Module {
   Projection projection(std::string_view activation = {}) const;
   at::Tensor weight;
   at::Tensor bias;
-  c10::intrusive_ptr<ops::GradientPlace> gradient_place;  // of the weight; null: none
+  // of the weight in training; null: none
+  c10::intrusive_ptr<ops::GradientPlace> gradient_place;
+  c10::intrusive_ptr<ops::RoundedWeight> rounded;
 };
 // All projections in a module and its parts.
 std::vector<Linear*> linears_of(const torch::nn::Module& module);

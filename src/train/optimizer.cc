@@ -29,6 +29,7 @@ AdamW::AdamW(nn::LanguageModel& model, const TrainConfig& c, GradientSum* sum)
     group.parameters.push_back(names_.size());
     names_.push_back(item.key());
   }
+  keep_rounded_weights(model);
   const at::NoGradGuard no_grad;
   const auto options = parameters_.front().options().requires_grad(false);
   for (const Pieces::Bucket& bucket : pieces_.buckets) {
@@ -48,6 +49,19 @@ AdamW::AdamW(nn::LanguageModel& model, const TrainConfig& c, GradientSum* sum)
     groups_.push_back(std::move(group));
   }
   positions_ = at::tensor(positions, at::kLong).to(options.device());
+}
+
+// With ranks, this process has new values of its own parts only.
+void AdamW::keep_rounded_weights(const nn::LanguageModel& model) {
+  rounded_.resize(parameters_.size());
+  if (ranks() || !parameters_.front().is_cuda()) return;
+  for (nn::Linear* linear : nn::linears_of(model)) {
+    linear->rounded = c10::make_intrusive<ops::RoundedWeight>();
+    const auto found = std::ranges::find_if(parameters_, [&](const at::Tensor& parameter) {
+      return parameter.is_same(linear->weight);
+    });
+    rounded_[size_t(found - parameters_.begin())] = linear->rounded;
+  }
 }
 
 void AdamW::add_to_update(const Part& part, size_t group) {
@@ -73,6 +87,13 @@ at::Tensor AdamW::gradient(const Part& part) const {
   return flat.numel() == part.size ? flat : flat.narrow(0, part.begin, part.size);
 }
 
+// The rounded weight that products keep; undefined if the weight has changed since.
+at::Tensor AdamW::rounded(const Part& part) const {
+  const auto& rounded = rounded_[part.parameter];
+  if (!rounded || !rounded->is_of(parameters_[part.parameter])) return {};
+  return rounded->value.view(-1).narrow(0, part.begin, part.size);
+}
+
 // In the order of the groups, whichever rank has the gradient.
 at::Tensor AdamW::norms_of_gradients(const std::vector<at::Tensor>& gradients) const {
   const std::vector<at::Tensor> norms =
@@ -87,7 +108,11 @@ at::Tensor AdamW::norms_of_gradients(const std::vector<at::Tensor>& gradients) c
 at::Tensor AdamW::step(double learning_rate, int64_t step) {
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> gradients;
-  for (const Part& part : parts_) gradients.push_back(gradient(part));
+  std::vector<at::Tensor> rounded;
+  for (const Part& part : parts_) {
+    gradients.push_back(gradient(part));
+    rounded.push_back(this->rounded(part));
+  }
   const at::Tensor norm = at::linalg_vector_norm(norms_of_gradients(gradients)).to(at::kFloat);
   // Once a gradient was not finite, no later step changes a weight: the trainer reads the norm
   // one step late.
@@ -98,7 +123,10 @@ at::Tensor AdamW::step(double learning_rate, int64_t step) {
   // The next forward pass reads the parameters of the last bucket first.
   for (size_t bucket = updates_.size(); bucket-- > 0;) {
     for (Update& update : updates_[bucket]) {
-      for (const size_t i : update.parts) update.tensors.gradients.push_back(gradients[i]);
+      for (const size_t i : update.parts) {
+        update.tensors.gradients.push_back(gradients[i]);
+        update.tensors.rounded.push_back(rounded[i]);
+      }
       const ops::AdamWSettings settings{groups_[update.group].learning_rate * learning_rate,
                                         beta1_,
                                         beta2_,
@@ -107,9 +135,15 @@ at::Tensor AdamW::step(double learning_rate, int64_t step) {
                                         step + 1};
       ops::adamw_(update.tensors, settings, scale, broken_);
       update.tensors.gradients.clear();
+      update.tensors.rounded.clear();
     }
     if (ranks()) sum_->share(bucket);
   }
+  for (size_t i = 0; i < parts_.size(); ++i)
+    if (rounded[i].defined()) {
+      const size_t parameter = parts_[i].parameter;
+      rounded_[parameter]->version = int64_t(parameters_[parameter]._version());
+    }
   for (at::Tensor& parameter : parameters_) parameter.mutable_grad().reset();
   return norm;
 }

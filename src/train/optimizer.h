@@ -51,13 +51,16 @@ class AdamW {
     ops::AdamWTensors tensors;  // without gradients
   };
   Ranks* ranks() const { return sum_ ? sum_->ranks() : nullptr; }
+  void keep_rounded_weights(const nn::LanguageModel& model);
   void add_to_update(const Part& part, size_t group);
   at::Tensor gradient(const Part& part) const;
+  at::Tensor rounded(const Part& part) const;
   at::Tensor norms_of_gradients(const std::vector<at::Tensor>& gradients) const;
   void in_whole(size_t bucket, const Moments& whole, const TensorFunction& work) const;
 
   std::vector<std::string> names_;
   std::vector<at::Tensor> parameters_;
+  std::vector<c10::intrusive_ptr<ops::RoundedWeight>> rounded_;  // by parameter; null: none
   GradientSum* sum_;
   Pieces pieces_;
   std::vector<Group> groups_;     // by what the model says of each parameter (LanguageModel::group)

@@ -247,6 +247,24 @@ void expect_products_of_masters_equal_float64(at::Device device) {
       }
     }
 }
+
+TEST(LinearOp, ProductsKeepARoundedWeightUntilItChanges) {
+  const at::Tensor x = at::ones({4, 16}, at::kBFloat16);
+  const at::Tensor weight = at::full({3, 16}, 1.003f).requires_grad_();
+  const auto rounded = c10::make_intrusive<RoundedWeight>();
+  const auto product = [&] { return linear_of_master(x, weight, {}, {}, rounded).detach(); };
+  const at::Tensor first = product();
+  const at::Tensor kept = rounded->value;
+  EXPECT_TRUE(at::equal(first, linear_of_master(x, weight, {}).detach()));
+  product();
+  EXPECT_TRUE(rounded->value.is_same(kept));
+  torch::NoGradGuard no_grad;
+  weight.mul_(2);
+  EXPECT_FALSE(rounded->is_of(weight));
+  const at::AutoGradMode gradients(true);
+  EXPECT_TRUE(at::equal(product(), 2 * first));
+  EXPECT_TRUE(at::equal(kept, at::ones_like(kept))) << "a graph may still read it";
+}
 TEST(LinearOp, ProductsOfMastersEqualFloat64) {
   expect_products_of_masters_equal_float64(at::kCPU);
 }

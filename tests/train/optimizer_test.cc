@@ -158,9 +158,21 @@ std::vector<at::Tensor> zeros_of(const std::vector<at::Tensor>& tensors) {
   for (const at::Tensor& tensor : tensors) out.push_back(at::zeros_like(tensor));
   return out;
 }
+// Rounded numbers of every other tensor, some of them 2 bytes past a multiple of 16.
+std::vector<at::Tensor> nans_for(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> out;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const int64_t skip = i % 4 == 1 ? 1 : 0;
+    const auto options = tensors[i].options().dtype(at::kBFloat16);
+    out.push_back(i % 2 ? at::full({tensors[i].numel() + skip}, NAN, options).slice(0, skip)
+                        : at::Tensor());
+  }
+  return out;
+}
 ops::AdamWTensors adamw_tensors() {
   const auto parameters = tensors_on_cuda("parameters", 3);
-  return {parameters, tensors_on_cuda("gradients", 4), zeros_of(parameters), zeros_of(parameters)};
+  return {parameters, tensors_on_cuda("gradients", 4), zeros_of(parameters), zeros_of(parameters),
+          nans_for(parameters)};
 }
 at::Tensor cuda_scalar(double value) { return at::full({}, value, at::device(at::kCUDA)); }
 
@@ -212,6 +224,8 @@ void expect_kernel_right(double weight_decay, double scale) {
     EXPECT_TRUE(at::equal(t.parameters[i], again.parameters[i])) << "tensor " << i;
     EXPECT_TRUE(at::equal(t.averages[i], again.averages[i])) << "tensor " << i;
     EXPECT_TRUE(at::equal(t.squares[i], again.squares[i])) << "tensor " << i;
+    if (t.rounded[i].defined())
+      EXPECT_TRUE(at::equal(t.rounded[i], t.parameters[i].to(at::kBFloat16))) << "tensor " << i;
   }
 }
 
@@ -252,6 +266,7 @@ TEST(AdamW, OnCudaABrokenStepChangesNothing) {
     EXPECT_TRUE(at::equal(t.parameters[i], before.parameters[i])) << "tensor " << i;
     EXPECT_TRUE(at::equal(t.averages[i], before.averages[i])) << "tensor " << i;
     EXPECT_TRUE(at::equal(t.squares[i], before.squares[i])) << "tensor " << i;
+    if (t.rounded[i].defined()) EXPECT_TRUE(t.rounded[i].isnan().all().item<bool>());
   }
 }
 
@@ -263,6 +278,37 @@ TEST(AdamW, OnCudaChangesTheVersionsOfWhatItWrites) {
   ops::adamw_(t, adamw_settings(0.3, 1), cuda_scalar(1), cuda_scalar(0));
   EXPECT_GT(t.parameters.back()._version(), version);
   EXPECT_GT(t.squares.back()._version(), moment);
+}
+
+// Three steps in bfloat16 on CUDA, whose products keep rounded weights or round them each time.
+std::vector<at::Tensor> weights_after_steps(bool keep_rounded) {
+  const auto model = nn::random_model(kModel);
+  model->to(at::kCUDA, at::kFloat);
+  TrainConfig c;
+  c.weight_decay = 0.3;
+  AdamW optimizer(*model, c);
+  const at::Tensor x = at::randn({16, 8}, nn::generator("x")).to(at::kCUDA, at::kBFloat16);
+  const std::vector<nn::Linear*> linears = nn::linears_of(*model);
+  EXPECT_GT(linears.size(), 5);
+  for (int64_t step = 0; step < 3; ++step) {
+    for (nn::Linear* linear : linears) {
+      if (!keep_rounded) linear->rounded.reset();
+      if (linear->weight.size(1) == x.size(1)) linear->forward(x).square().mean().backward();
+    }
+    optimizer.step(0.01, step);
+  }
+  if (keep_rounded) {
+    const nn::Linear& first = *linears.front();
+    EXPECT_TRUE(first.rounded->is_of(first.weight));
+    EXPECT_TRUE(at::equal(first.rounded->value, first.weight.to(at::kBFloat16)));
+  }
+  return model->parameters();
+}
+TEST(AdamW, OnCudaWritesTheRoundedWeightsThatProductsKeep) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
+  const std::vector<at::Tensor> kept = weights_after_steps(true);
+  const std::vector<at::Tensor> rounded_again = weights_after_steps(false);
+  for (size_t i = 0; i < kept.size(); ++i) EXPECT_TRUE(at::equal(kept[i], rounded_again[i])) << i;
 }
 
 // The norm of the gradients, the clip and the groups with it.

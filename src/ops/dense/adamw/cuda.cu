@@ -40,12 +40,21 @@ __device__ void update(const Coefficients& c, float gradient, float& x, float& m
   x -= c.rate * m / (sqrtf(v) / c.root + c.epsilon);
 }
 
+template <int kWidth>
+__device__ void store_rounded(Vec<float, kWidth> numbers, bf16* to) {
+  Vec<bf16, kWidth> narrow;
+#pragma unroll
+  for (int k = 0; k < kWidth; ++k) narrow[k] = __float2bfloat16(numbers[k]);
+  *reinterpret_cast<Vec<bf16, kWidth>*>(to) = narrow;
+}
+
 // Numbers [begin, end) in vectors of kWidth, of which each thread has several in flight.
 template <int kWidth>
 __device__ void update_range(const Coefficients& c, const AdamWTensor& tensor, int64_t begin,
                              int64_t end) {
   using Packed = Vec<float, kWidth>;
   constexpr int kFlight = 2;
+  bf16* const rounded = static_cast<bf16*>(tensor.rounded);
   const auto packed = [](auto* numbers, int64_t at) {
     return reinterpret_cast<Packed*>(const_cast<float*>(numbers) + at);
   };
@@ -74,14 +83,16 @@ __device__ void update_range(const Coefficients& c, const AdamWTensor& tensor, i
         *packed(tensor.parameter, at) = x[j];
         *packed(tensor.average, at) = m[j];
         *packed(tensor.square, at) = v[j];
+        if (rounded) store_rounded<kWidth>(x[j], rounded + at);
       }
     }
   }
 }
 
 __device__ bool is_aligned_to_vectors(const AdamWTensor& t) {
-  const auto bits = [](const float* pointer) { return reinterpret_cast<uintptr_t>(pointer); };
-  return (bits(t.parameter) | bits(t.gradient) | bits(t.average) | bits(t.square)) % 16 == 0;
+  const auto bits = [](const void* pointer) { return reinterpret_cast<uintptr_t>(pointer); };
+  return (bits(t.parameter) | bits(t.gradient) | bits(t.average) | bits(t.square)) % 16 == 0 &&
+         bits(t.rounded) % 8 == 0;
 }
 
 __global__ void __launch_bounds__(kThreads, 4) adamw_kernel(const __grid_constant__ Launch launch) {

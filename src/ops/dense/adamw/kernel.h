@@ -9,6 +9,7 @@ struct AdamWTensor {
   const float* gradient;  // in
   float* average;
   float* square;
+  void* rounded;  // out, the parameter in bf16, or null
   int64_t size;
 };
 

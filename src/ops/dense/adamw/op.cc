@@ -29,8 +29,17 @@ AdamWTensor pointers(const AdamWTensors& t, size_t i) {
   for (const auto* tensors : {&t.gradients, &t.averages, &t.squares})
     TORCH_CHECK_VALUE((*tensors)[i].numel() == size, "adamw: tensor ", i, " has ",
                       (*tensors)[i].numel(), " numbers, its parameter has ", size);
-  return {t.parameters[i].data_ptr<float>(), t.gradients[i].data_ptr<float>(),
-          t.averages[i].data_ptr<float>(), t.squares[i].data_ptr<float>(), size};
+  const at::Tensor rounded = t.rounded.empty() ? at::Tensor() : t.rounded[i];
+  TORCH_CHECK_VALUE(!rounded.defined() || (rounded.is_contiguous() && rounded.numel() == size &&
+                                           rounded.scalar_type() == at::kBFloat16),
+                    "adamw: rounded numbers of tensor ", i, " must be ", size,
+                    " contiguous ones in bfloat16");
+  return {t.parameters[i].data_ptr<float>(),
+          t.gradients[i].data_ptr<float>(),
+          t.averages[i].data_ptr<float>(),
+          t.squares[i].data_ptr<float>(),
+          data(rounded),
+          size};
 }
 
 // The corrections of the bias, 1 − βᵗ [Loshchilov & Hutter 2019, Alg. 2, lines 9 and 10], are
@@ -52,8 +61,9 @@ void from_kernel(const AdamWTensors& t, const AdamWSettings& s, const at::Tensor
                    .broken = broken.data_ptr<float>()};
   dispatch(scale.device(), [](const auto&) {}, [&](auto stream) { cuda::adamw(work, stream); });
   // Autograd relies on the versions.
-  for (const auto* written : {&t.parameters, &t.averages, &t.squares})
-    for (const at::Tensor& tensor : *written) tensor.unsafeGetTensorImpl()->bump_version();
+  for (const auto* written : {&t.parameters, &t.averages, &t.squares, &t.rounded})
+    for (const at::Tensor& tensor : *written)
+      if (tensor.defined()) tensor.unsafeGetTensorImpl()->bump_version();
 }
 
 const bool registered = register_paths(
@@ -73,6 +83,8 @@ void adamw_(const AdamWTensors& t, const AdamWSettings& s, const at::Tensor& sca
   at::_fused_adamw_(t.parameters, t.gradients, t.averages, t.squares, {}, steps, s.learning_rate,
                     s.beta1, s.beta2, s.weight_decay, s.epsilon, /*amsgrad=*/false,
                     /*maximize=*/false, scale, broken);
+  for (size_t i = 0; i < t.rounded.size(); ++i)
+    if (t.rounded[i].defined()) t.rounded[i].copy_(t.parameters[i]);
 }
 
 }  // namespace assay::ops

@@ -24,11 +24,19 @@ struct GradientPlace : torch::CustomClassHolder {
   bool is_free = false;
 };
 
+// A weight rounded to bfloat16, which products keep until the weight changes.
+struct RoundedWeight : torch::CustomClassHolder {
+  at::Tensor value;      // of the shape of the weight; undefined before the first product
+  int64_t version = -1;  // that of the weight, as autograd counts them
+  bool is_of(const at::Tensor& weight) const { return version == int64_t(weight._version()); }
+};
+
 // linear() for x in bfloat16 with weight and bias in float32. Their gradients leave the products in
 // float32, where a kernel of the device serves them. `place`: of the gradient of the weight, or
-// null.
+// null. `rounded`: of the weight, or null.
 at::Tensor linear_of_master(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
-                            const c10::intrusive_ptr<GradientPlace>& place = {});
+                            const c10::intrusive_ptr<GradientPlace>& place = {},
+                            const c10::intrusive_ptr<RoundedWeight>& rounded = {});
 // linear() followed by glu (ops/rowwise/glu/glu.h); one kernel where CUDA multiplies few rows.
 at::Tensor linear_glu(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                       std::string_view activation, bool weight_at_rest = false);

@@ -141,12 +141,25 @@ at::Tensor with_more_columns(const at::Tensor& weight, int64_t missing) {
   return at::constant_pad_nd(weight, {0, 0, 0, missing});
 }
 
+// `weight` in bfloat16. A new version gets new memory: a graph may still need the earlier one.
+at::Tensor rounded_weight(const at::Tensor& weight,
+                          const c10::intrusive_ptr<RoundedWeight>& rounded) {
+  if (rounded && rounded->is_of(weight)) return rounded->value;
+  const at::Tensor value = weight.to(at::kBFloat16);
+  if (rounded) {
+    rounded->value = value;
+    rounded->version = int64_t(weight._version());
+  }
+  return value;
+}
+
 struct MasterLinear : torch::autograd::Function<MasterLinear> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& master,
                             const OptionalTensor& bias,
-                            const c10::intrusive_ptr<GradientPlace>& place) {
+                            const c10::intrusive_ptr<GradientPlace>& place,
+                            const c10::intrusive_ptr<RoundedWeight>& rounded) {
     const int64_t missing = missing_columns(master, bias);
-    at::Tensor weight = master.to(x.scalar_type());
+    at::Tensor weight = rounded_weight(master, rounded);
     if (missing > 0) weight = with_more_columns(weight, missing);
     ctx->save_for_backward({x, weight, master});
     ctx->saved_data["bias"] = bias.has_value();
@@ -176,6 +189,7 @@ struct MasterLinear : torch::autograd::Function<MasterLinear> {
       return {at::matmul(dy, same_weight).view(x.sizes()),
               at::matmul(dy.t(), x.flatten(0, -2)).to(at::kFloat),
               ctx->saved_data["bias"].toBool() ? dy.sum(0, false, at::kFloat) : at::Tensor(),
+              {},
               {}};
     }
     if (dy.is_cpu()) dy = dy.contiguous();
@@ -188,6 +202,7 @@ struct MasterLinear : torch::autograd::Function<MasterLinear> {
     return {ctx->needs_input_grad(0) ? product(dy, weight.t()).view(x.sizes()) : at::Tensor(),
             missing > 0 ? dweight.narrow(0, 0, columns) : dweight,
             ctx->saved_data["bias"].toBool() ? dy.sum(0, false, at::kFloat) : at::Tensor(),
+            {},
             {}};
   }
 };
@@ -313,9 +328,11 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
 }
 
 at::Tensor linear_of_master(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
-                            const c10::intrusive_ptr<GradientPlace>& place) {
+                            const c10::intrusive_ptr<GradientPlace>& place,
+                            const c10::intrusive_ptr<RoundedWeight>& rounded) {
   check(x, weight, bias);
-  return MasterLinear::apply(x.is_cpu() ? x.contiguous() : x, weight, optional(bias), place);
+  return MasterLinear::apply(x.is_cpu() ? x.contiguous() : x, weight, optional(bias), place,
+                             rounded);
 }
 
 at::Tensor linear_glu(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
