@@ -2,9 +2,11 @@
 // product read it, and A too where it is transposed; all tasks share the panels of B. A task has a
 // part of the rows of C. It takes a block of them and a stretch of k at a time, and keeps their
 // sums in memory of its own until the last stretch: 256 N bytes, in the L2 cache for usual layers.
-//   panels of B  [stretch][N / kPanel][k][kPanel]      of A  [block / kRows][k][kRows]
+//   panels of B  [stretch][N / kPanel][k][kPanel]
+//            A  [block / kRows][k][kRows], for AMX [block / kRows][kRows][k]
 // All arithmetic is on words of 4 bytes: one number in float32, or two of neighbouring k in
 // bfloat16. "Depth" counts words.
+#include "ops/dense/linear/cpu_tiles.h"
 #include "ops/dense/linear/kernel.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -12,6 +14,7 @@
 #include "ops/cpu/highway.h"
 //
 #include <cstring>
+#include <variant>
 #include <vector>
 
 #include "ops/cpu/matmul-inl.h"
@@ -22,14 +25,29 @@ namespace assay::ops::HWY_NAMESPACE {
 namespace {
 using V = Vec<float>;
 const Lanes<float> d;
-// The sums of a tile and its vectors of B fill most of the vector registers: 32 with AVX-512, else
-// 16. The latency of a product needs eight sums or more.
-constexpr int64_t kRows = HWY_MAX_BYTES == 64 ? 8 : 6;
 constexpr int64_t kVectors = 2;
 constexpr int64_t kPanel = kVectors * kLanes<float>;
 constexpr int64_t kStretch = 384;
-constexpr int64_t kBlock = 8 * kRows;
 constexpr int64_t kProductsPerTask = 1 << 20;  // fewer are not worth a thread
+
+#if HWY_TARGET <= HWY_AVX3
+// Words of bfloat16 whose tiles are multiplied by AMX. A is transposed, and its depth whole steps.
+struct OfTiles : OfBf16 {
+  static constexpr bool kIsAmx = true;
+  static constexpr int64_t kRows = cpu::kTileRows;
+  static constexpr int64_t kBlock = 4 * kRows;
+  static constexpr int64_t kStep = cpu::kTileDepth;
+};
+#endif
+// Other words. The sums of a tile and its vectors of B fill most of the vector registers: 32 with
+// AVX-512, else 16. The latency of a product needs eight sums or more.
+template <class Words>
+struct OfVectors : Words {
+  static constexpr bool kIsAmx = false;
+  static constexpr int64_t kRows = HWY_MAX_BYTES == 64 ? 8 : 6;
+  static constexpr int64_t kBlock = 8 * kRows;
+  static constexpr int64_t kStep = 1;
+};
 
 template <class Kind>
 struct Product {
@@ -40,17 +58,22 @@ struct Product {
   const Number* b;
   // length: depth of all stretches but the last
   int64_t depth;
-  int64_t stretches;
   int64_t length;
+  int64_t stretches;
   int64_t panels;
   explicit Product(const MatrixProduct& product)
       : p(product),
         a(static_cast<const Number*>(p.a)),
         b(static_cast<const Number*>(p.b)),
         depth((p.depth + kPerWord - 1) / kPerWord),
-        stretches((depth + kStretch - 1) / kStretch),
-        length((depth + stretches - 1) / stretches),
+        length(length_of_stretches(depth)),
+        stretches((depth + length - 1) / length),
         panels((p.columns + kPanel - 1) / kPanel) {}
+  static int64_t length_of_stretches(int64_t depth) {
+    const int64_t count = (depth + kStretch - 1) / kStretch;
+    const int64_t length = (depth + count - 1) / count;
+    return (length + Kind::kStep - 1) / Kind::kStep * Kind::kStep;
+  }
   int64_t depth_of(int64_t stretch) const { return std::min(length, depth - stretch * length); }
   // Two rows of numbers whose words are one row; the second one is null past the end.
   std::pair<const Number*, const Number*> rows_of_word(const Number* matrix, int64_t stride,
@@ -71,7 +94,8 @@ float* take_panels(const Product<Kind>& product, WorkspaceArena& carve) {
 template <class Kind>
 Memory take_memory(const Product<Kind>& product, WorkspaceArena& carve) {
   const int64_t panels = product.stretches > 1 ? product.panels : 1;
-  return {carve.take<float>(kBlock * product.length), carve.take<float>(panels * kBlock * kPanel)};
+  return {carve.take<float>(Kind::kBlock * product.length),
+          carve.take<float>(panels * Kind::kBlock * kPanel)};
 }
 
 // to[i] = the word of numbers i of the rows.
@@ -115,16 +139,17 @@ HWY_NOINLINE void copy_rows_of_b(const Product<Kind>& product, int64_t begin, in
     }
   }
 }
-// to [columns, kPanel] = the transpose of words [rows, columns] that are `stride` apart.
+// to [columns, rows], in rows `to_row` apart, = the transpose of words [rows, columns] that are
+// `stride` apart.
 HWY_INLINE void transpose_words(const std::byte* from, int64_t stride, int64_t rows,
-                                int64_t columns, float* to) {
+                                int64_t columns, float* to, int64_t to_row) {
   const hn::FixedTag<float, 4> four;
   const hn::FixedTag<double, 2> two;
   const auto pairs = [&](auto a, auto b, auto c, auto e, float* at) HWY_ATTR {
     const auto ab = hn::BitCast(two, hn::InterleaveLower(four, a, b));
     const auto ce = hn::BitCast(two, hn::InterleaveLower(four, c, e));
     hn::StoreU(hn::BitCast(four, hn::InterleaveLower(two, ab, ce)), four, at);
-    hn::StoreU(hn::BitCast(four, hn::InterleaveUpper(two, ab, ce)), four, at + kPanel);
+    hn::StoreU(hn::BitCast(four, hn::InterleaveUpper(two, ab, ce)), four, at + to_row);
   };
   const auto read = [&](int64_t row, int64_t column) HWY_ATTR {
     const auto* at = from + 4 * (row * stride + column);
@@ -139,13 +164,13 @@ HWY_INLINE void transpose_words(const std::byte* from, int64_t stride, int64_t r
       const auto b = read(n + 1, k);
       const auto c = read(n + 2, k);
       const auto e = read(n + 3, k);
-      pairs(a, b, c, e, to + k * kPanel + n);
+      pairs(a, b, c, e, to + k * to_row + n);
       const auto high = [&](auto v) HWY_ATTR { return hn::ConcatUpperUpper(four, v, v); };
-      pairs(high(a), high(b), high(c), high(e), to + (k + 2) * kPanel + n);
+      pairs(high(a), high(b), high(c), high(e), to + (k + 2) * to_row + n);
     }
   for (int64_t n = 0; n < rows; ++n)
     for (int64_t k = n < whole_rows ? whole_columns : 0; k < columns; ++k)
-      std::memcpy(to + k * kPanel + n, from + 4 * (n * stride + k), 4);
+      std::memcpy(to + k * to_row + n, from + 4 * (n * stride + k), 4);
 }
 // Panel `panel` of all stretches of B, stored as [N, K]. The depth is whole words.
 template <class Kind>
@@ -160,7 +185,7 @@ HWY_NOINLINE void copy_panel_of_b(const Product<Kind>& product, int64_t panel, f
     if (columns < kPanel) std::fill(to, to + depth * kPanel, 0.0f);
     const typename Kind::Number* from = product.b + first * p.depth + begin * Kind::kPerWord;
     transpose_words(reinterpret_cast<const std::byte*>(from), p.depth / Kind::kPerWord, columns,
-                    depth, to);
+                    depth, to, kPanel);
   }
 }
 
@@ -181,7 +206,7 @@ struct Area {
 template <class Kind>
 Area area_of_a(const Product<Kind>& product, int64_t row, int64_t end, int64_t stretch) {
   const MatrixProduct& p = product.p;
-  const int64_t rows = std::min(kBlock, end - row);
+  const int64_t rows = std::min(Kind::kBlock, end - row);
   const int64_t size = sizeof(typename Kind::Number);
   const int64_t k = stretch * product.length * Kind::kPerWord;
   const int64_t depth = std::min(product.depth_of(stretch) * Kind::kPerWord, p.depth - k);
@@ -198,44 +223,75 @@ struct LeftWords {
   int64_t row;
   int64_t column;
 };
+// Rows [row, row + rows) of a stretch of A, stored as [K, M]: tiles of words [k][kRows].
+template <class Kind>
+HWY_NOINLINE void copy_columns_of_a(const Product<Kind>& product, int64_t row, int64_t rows,
+                                    int64_t stretch, float* copy) {
+  const int64_t depth = product.depth_of(stretch);
+  for (int64_t k = 0; k < depth; ++k) {
+    auto pair = product.rows_of_word(product.a + row, product.p.rows, stretch * product.length + k);
+    for (int64_t m = 0; m < rows; m += Kind::kRows) {
+      copy_words<Kind::kRows>(pair, rows - m, copy + m * depth + k * Kind::kRows);
+      pair.first += Kind::kRows;
+      if (pair.second) pair.second += Kind::kRows;
+    }
+  }
+}
+#if HWY_TARGET <= HWY_AVX3
+// The same, as tiles of words [kRows][k].
+HWY_NOINLINE void copy_columns_of_a(const Product<OfTiles>& product, int64_t row, int64_t rows,
+                                    int64_t stretch, float* copy) {
+  constexpr int64_t kRows = OfTiles::kRows;
+  constexpr int64_t kStep = OfTiles::kStep;
+  const int64_t depth = product.depth_of(stretch);
+  HWY_ALIGN float words[kStep * kRows];
+  for (int64_t k = 0; k < depth; k += kStep)
+    for (int64_t m = 0; m < rows; m += kRows) {
+      for (int64_t i = 0; i < kStep; ++i) {
+        auto pair = product.rows_of_word(product.a + row + m, product.p.rows,
+                                         stretch * product.length + k + i);
+        copy_words<kRows>(pair, rows - m, words + i * kRows);
+      }
+      transpose_words(reinterpret_cast<const std::byte*>(words), kRows, kStep, kRows,
+                      copy + m * depth + k, depth);
+    }
+}
+#endif
+
 // The tiles of a block of A, in order.
 template <class Kind>
 HWY_NOINLINE void tiles_of_a(const Product<Kind>& product, int64_t row, int64_t rows,
                              int64_t stretch, float* copy, std::vector<LeftWords>& tiles) {
+  constexpr int64_t kRows = Kind::kRows;
   const MatrixProduct& p = product.p;
   const int64_t depth = product.depth_of(stretch);
-  const int64_t begin = stretch * product.length;
   tiles.clear();
   for (int64_t m = 0; m < rows; m += kRows) {
     float* to = copy + m * depth;
     const int64_t count = std::min(kRows, rows - m);
     if (p.a_transposed || count < kRows) {
-      tiles.push_back({reinterpret_cast<const std::byte*>(to), 1, kRows});
+      const auto* at = reinterpret_cast<const std::byte*>(to);
+      tiles.push_back(Kind::kIsAmx ? LeftWords{at, depth, 1} : LeftWords{at, 1, kRows});
       if (p.a_transposed) continue;
       std::fill(to, to + depth * kRows, 0.0f);
     }
-    const auto* from = reinterpret_cast<const std::byte*>(product.a + (row + m) * p.depth +
-                                                          begin * Kind::kPerWord);
+    const auto* from = reinterpret_cast<const std::byte*>(
+        product.a + (row + m) * p.depth + stretch * product.length * Kind::kPerWord);
     const int64_t stride = p.depth / Kind::kPerWord;
     if (count == kRows) tiles.push_back({from, stride, 1});
     for (int64_t i = 0; count < kRows && i < count; ++i)
       for (int64_t k = 0; k < depth; ++k)
         std::memcpy(to + k * kRows + i, from + 4 * (i * stride + k), 4);
   }
-  for (int64_t k = 0; p.a_transposed && k < depth; ++k) {
-    auto pair = product.rows_of_word(product.a + row, p.rows, begin + k);
-    for (int64_t m = 0; m < rows; m += kRows) {
-      copy_words<kRows>(pair, rows - m, copy + m * depth + k * kRows);
-      pair.first += kRows;
-      if (pair.second) pair.second += kRows;
-    }
-  }
+  if (p.a_transposed) copy_columns_of_a(product, row, rows, stretch, copy);
 }
 
 // sums [kRows, kPanel] = the product of a tile of A and a panel of B, or sums + that.
 template <class Kind>
 HWY_INLINE void multiply_tile(int64_t depth, const LeftWords& a, const float* b, float* sums,
                               bool add) {
+  if constexpr (Kind::kIsAmx) return cpu::multiply_tiles(depth, a.data, 4 * a.row, b, sums, add);
+  constexpr int64_t kRows = Kind::kRows;
   V sum[kRows][kVectors];
   for (int64_t m = 0; m < kRows; ++m)
     for (int64_t v = 0; v < kVectors; ++v)
@@ -289,6 +345,8 @@ struct TileOfC {
 template <class Kind>
 void multiply_block(const Product<Kind>& product, int64_t row, int64_t end, const float* panels,
                     const Memory& memory, std::vector<LeftWords>& tiles) {
+  constexpr int64_t kRows = Kind::kRows;
+  constexpr int64_t kBlock = Kind::kBlock;
   const MatrixProduct& p = product.p;
   const int64_t rows = std::min(kBlock, end - row);
   for (int64_t stretch = 0; stretch < product.stretches; ++stretch) {
@@ -348,28 +406,36 @@ void multiply(const MatrixProduct& p, void* workspace, const ParallelFor& parall
     parallel(product.depth, kWordsPerTask / p.columns + 1,
              [&](int64_t begin, int64_t end)
                  HWY_ATTR { copy_rows_of_b(product, begin, end, panels); });
-  const int64_t tiles = (p.rows + kRows - 1) / kRows;
+  const int64_t tiles = (p.rows + Kind::kRows - 1) / Kind::kRows;
   const auto begin_of = [&](int64_t task) {
-    return std::min(p.rows, task * tiles / p.tasks * kRows);
+    return std::min(p.rows, task * tiles / p.tasks * Kind::kRows);
   };
   const int64_t grain = kProductsPerTask * p.tasks / (p.rows * p.columns * p.depth) + 1;
   parallel(p.tasks, grain, [&](int64_t first_task, int64_t last_task) HWY_ATTR {
+    [[maybe_unused]] const std::conditional_t<Kind::kIsAmx, cpu::Tiles, std::monostate> state;
     std::vector<LeftWords> left;
     for (int64_t task = first_task; task < last_task; ++task)
-      for (int64_t row = begin_of(task); row < begin_of(task + 1); row += kBlock)
+      for (int64_t row = begin_of(task); row < begin_of(task + 1); row += Kind::kBlock)
         multiply_block(product, row, begin_of(task + 1), panels, memories[size_t(task)], left);
   });
 }
 
+// Calls f with the kind of words that this CPU multiplies fastest.
+template <class F>
+auto with_kind(const MatrixProduct& p, const F& f) {
+  if (p.dtype != DType::bf16) return f(OfVectors<OfNumbers<float>>());
+#if HWY_TARGET <= HWY_AVX3
+  if (p.a_transposed && p.depth % (2 * OfTiles::kStep) == 0 && cpu::has_tiles())
+    return f(OfTiles());
+  if (has_bf16_products()) return f(OfVectors<OfBf16Pairs>());
+#endif
+  return f(OfVectors<OfBf16>());
+}
 size_t product_bytes(const MatrixProduct& p) {
-  return p.dtype == DType::bf16 ? bytes<OfBf16>(p) : bytes<OfNumbers<float>>(p);
+  return with_kind(p, [&](auto kind) { return bytes<decltype(kind)>(p); });
 }
 void product(const MatrixProduct& p, void* workspace, const ParallelFor& parallel) {
-  if (p.dtype != DType::bf16) return multiply<OfNumbers<float>>(p, workspace, parallel);
-#if HWY_TARGET <= HWY_AVX3
-  if (has_bf16_products()) return multiply<OfBf16Pairs>(p, workspace, parallel);
-#endif
-  multiply<OfBf16>(p, workspace, parallel);
+  with_kind(p, [&](auto kind) { multiply<decltype(kind)>(p, workspace, parallel); });
 }
 
 }  // namespace

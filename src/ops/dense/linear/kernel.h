@@ -33,7 +33,8 @@ struct LinearFewRows {
 
 // C = A B, or C + A B with `add`, for many rows, summed in f32. The sum of an element goes from the
 // first k to the last one, so its bits do not depend on the number of tasks or threads. In bf16, of
-// two neighbouring k the second one is first; with AVX-512 BF16, denormal numbers count as 0.
+// two neighbouring k the second one is first; AMX sums the even and the odd ones of 32 k, and then
+// adds both. With AVX-512 BF16 and AMX, denormal numbers count as 0.
 struct MatrixProduct {
   DType dtype;  // dtype of A and B: f32 or bf16
   // M, N, K; for bf16, K is even unless only A is transposed
