@@ -18,6 +18,9 @@ the programs in bench/ with --json print:
     ...
     <!-- end of table -->
 
+"time=2048" between the documents leaves out rows of other lengths. Columns whose names are lengths
+are times of forward and backward in ms, in one row for each form of attention.
+
 --check changes nothing and fails when a page differs from its records.
 """
 
@@ -131,6 +134,7 @@ BENCH_COLUMNS = {
     "FLOPs per token": lambda row: f"{row['flops_per_token'] / 1e6:.1f} M",
     "tokens/s": lambda row: f"{row['tokens_per_second'] / 1e3:.0f} k",
     "peak memory": lambda row: size(row["peak_memory_bytes"]),
+    "seconds per step": lambda row: f"{row['seconds_per_step']:.3f}",
     "sequences": lambda row: str(row["decode"]["sequences"]),
     "ms per step": lambda row: f"{1e3 * row['decode']['seconds']:.3g}",
     "MB": lambda row: f"{row['decode']['bytes'] / 1e6:,.0f}",
@@ -156,6 +160,14 @@ SCALING_COLUMNS = {
 }
 
 
+# Of `assay bench attention`
+ATTENTION_COLUMNS = {
+    "forward, ms": lambda row: figure(1e3 * row["forward"]),
+    "backward, ms": lambda row: figure(1e3 * row["backward"]),
+    "both, ms": lambda row: figure(1e3 * (row["forward"] + row["backward"])),
+}
+
+
 def optional(value):
     return "–" if value is None else f"{value:.3f}"
 
@@ -170,18 +182,53 @@ def figure(value):
 def bench_cell(row, column):
     if column.startswith("state at "):
         return size(row["state_bytes"][column.split()[-1]])
-    for columns in [{} if "ranks" not in row else SCALING_COLUMNS, BENCH_COLUMNS]:
+    if isinstance(row.get(column), float):
+        return figure(row[column])
+    kinds = {"ranks": SCALING_COLUMNS, "forward": ATTENTION_COLUMNS}
+    for columns in [*(kinds[key] for key in kinds if key in row), BENCH_COLUMNS]:
         if column in columns:
             return columns[column](row)
     return figure(row.get(column))
+
+
+def with_ratios(document):
+    """Rows with their speed next to that of the reference: of a model, or cuDNN's attention."""
+    rows = document["rows"]
+    speeds = {row.get("model"): row.get("tokens_per_second") for row in rows}
+    reference = speeds.get(document.get("reference"))
+    both = {(row.get("form"), row.get("time")): seconds_of(row) for row in rows}
+    for row in rows:
+        if reference and row.get("tokens_per_second"):
+            row["relative"] = row["tokens_per_second"] / reference
+        cudnn = both.get(("full cudnn", row.get("time")))
+        if cudnn:
+            row["cuDNN's time / this time"] = cudnn / seconds_of(row)
+    return rows
+
+
+def seconds_of(row):
+    return row["forward"] + row["backward"] if "forward" in row else None
+
+
+def by_form(rows):
+    forms = {}
+    for row in rows:
+        form = forms.setdefault(row["form"], {"form": row["form"]})
+        form[str(row["time"])] = 1e3 * seconds_of(row) if "forward" in row else None
+    return list(forms.values())
 
 
 def bench_table(match):
     columns = [column.strip() for column in match["columns"].split("|")]
     rows = []
     for name in match["documents"].split():
-        text = (RESULTS / "bench" / f"{name}.json").read_text()
-        rows += json.loads(text)["rows"]
+        key, _, value = name.partition("=")
+        if value:
+            rows = [row for row in rows if str(row[key]) == value]
+        else:
+            rows += with_ratios(json.loads((RESULTS / "bench" / f"{name}.json").read_text()))
+    if columns[1].isdigit():
+        rows = by_form(rows)
     return markdown(match, columns, [[bench_cell(row, name) for name in columns] for row in rows])
 
 
