@@ -486,6 +486,7 @@ void forward(const WindowAttentionForward& p, void* workspace, const ParallelFor
   WorkspaceArena carve(workspace);
   const auto scratch = take_scratches<R>(p, false, slots, carve);
   parallel(slots, 1, [&](int64_t begin, int64_t end) HWY_ATTR {
+    [[maybe_unused]] const StateOf<Kind> state;
     for (int64_t slot = begin; slot < end; ++slot)
       for (int64_t task = slot; task < tasks; task += slots) {
         const Block b =
@@ -506,6 +507,7 @@ void backward(const WindowAttentionBackward& bwd, void* workspace, const Paralle
   const auto scratch = take_scratches<R>(p, true, slots, carve);
   double* dslopes = carve.take<double>(p.batch * p.heads);
   parallel(slots, 1, [&](int64_t begin, int64_t end) HWY_ATTR {
+    [[maybe_unused]] const StateOf<Kind> state;
     for (int64_t slot = begin; slot < end; ++slot)
       for (int64_t task = slot; task < tasks; task += slots)
         backward_head<Kind>(bwd, task / p.kv_heads, task % p.kv_heads, scratch[size_t(slot)],
@@ -541,7 +543,7 @@ void with_kind_of(const WindowAttentionForward& p, std::initializer_list<View> r
                                     reinterpret_cast<uintptr_t>(view.data) % 4 == 0;
                            });
   if (p.dtype == DType::bf16 && whole_words && has_bf16_products())
-    return f(OfBf16Pairs(), float());
+    return cpu::has_tiles() ? f(OfBf16Tiles(), float()) : f(OfBf16Pairs(), float());
 #endif
   f(OfNumbers<float>(), float());
 }

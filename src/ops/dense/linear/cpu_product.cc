@@ -6,7 +6,6 @@
 //            A  [block / kRows][k][kRows], for AMX [block / kRows][kRows][k]
 // All arithmetic is on words of 4 bytes: one number in float32, or two of neighbouring k in
 // bfloat16. "Depth" counts words.
-#include "ops/dense/linear/cpu_tiles.h"
 #include "ops/dense/linear/kernel.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -14,7 +13,6 @@
 #include "ops/cpu/highway.h"
 //
 #include <cstring>
-#include <variant>
 #include <vector>
 
 #include "ops/cpu/matmul-inl.h"
@@ -32,18 +30,16 @@ constexpr int64_t kProductsPerTask = 1 << 20;  // fewer are not worth a thread
 
 #if HWY_TARGET <= HWY_AVX3
 // Words of bfloat16 whose tiles are multiplied by AMX. A is transposed, and its depth whole steps.
-struct OfTiles : OfBf16 {
-  static constexpr bool kIsAmx = true;
-  static constexpr int64_t kRows = cpu::kTileRows;
+struct OfTiles : OfBf16Tiles {
+  static constexpr int64_t kRows = 2 * cpu::kTile;
   static constexpr int64_t kBlock = 4 * kRows;
-  static constexpr int64_t kStep = cpu::kTileDepth;
+  static constexpr int64_t kStep = cpu::kTile;
 };
 #endif
 // Other words. The sums of a tile and its vectors of B fill most of the vector registers: 32 with
 // AVX-512, else 16. The latency of a product needs eight sums or more.
 template <class Words>
 struct OfVectors : Words {
-  static constexpr bool kIsAmx = false;
   static constexpr int64_t kRows = HWY_MAX_BYTES == 64 ? 8 : 6;
   static constexpr int64_t kBlock = 8 * kRows;
   static constexpr int64_t kStep = 1;
@@ -138,39 +134,6 @@ HWY_NOINLINE void copy_rows_of_b(const Product<Kind>& product, int64_t begin, in
       if (rows.second) rows.second += kPanel;
     }
   }
-}
-// to [columns, rows], in rows `to_row` apart, = the transpose of words [rows, columns] that are
-// `stride` apart.
-HWY_INLINE void transpose_words(const std::byte* from, int64_t stride, int64_t rows,
-                                int64_t columns, float* to, int64_t to_row) {
-  const hn::FixedTag<float, 4> four;
-  const hn::FixedTag<double, 2> two;
-  const auto pairs = [&](auto a, auto b, auto c, auto e, float* at) HWY_ATTR {
-    const auto ab = hn::BitCast(two, hn::InterleaveLower(four, a, b));
-    const auto ce = hn::BitCast(two, hn::InterleaveLower(four, c, e));
-    hn::StoreU(hn::BitCast(four, hn::InterleaveLower(two, ab, ce)), four, at);
-    hn::StoreU(hn::BitCast(four, hn::InterleaveUpper(two, ab, ce)), four, at + to_row);
-  };
-  const auto read = [&](int64_t row, int64_t column) HWY_ATTR {
-    const auto* at = from + 4 * (row * stride + column);
-    return hn::BitCast(four, hn::LoadU(hn::Repartition<uint8_t, decltype(four)>(),
-                                       reinterpret_cast<const uint8_t*>(at)));
-  };
-  const int64_t whole_rows = rows / 4 * 4;
-  const int64_t whole_columns = columns / 4 * 4;
-  for (int64_t k = 0; k < whole_columns; k += 4)
-    for (int64_t n = 0; n < whole_rows; n += 4) {
-      const auto a = read(n, k);
-      const auto b = read(n + 1, k);
-      const auto c = read(n + 2, k);
-      const auto e = read(n + 3, k);
-      pairs(a, b, c, e, to + k * to_row + n);
-      const auto high = [&](auto v) HWY_ATTR { return hn::ConcatUpperUpper(four, v, v); };
-      pairs(high(a), high(b), high(c), high(e), to + (k + 2) * to_row + n);
-    }
-  for (int64_t n = 0; n < rows; ++n)
-    for (int64_t k = n < whole_rows ? whole_columns : 0; k < columns; ++k)
-      std::memcpy(to + k * to_row + n, from + 4 * (n * stride + k), 4);
 }
 // Panel `panel` of all stretches of B, stored as [N, K]. The depth is whole words.
 template <class Kind>
@@ -271,7 +234,7 @@ HWY_NOINLINE void tiles_of_a(const Product<Kind>& product, int64_t row, int64_t 
     const int64_t count = std::min(kRows, rows - m);
     if (p.a_transposed || count < kRows) {
       const auto* at = reinterpret_cast<const std::byte*>(to);
-      tiles.push_back(Kind::kIsAmx ? LeftWords{at, depth, 1} : LeftWords{at, 1, kRows});
+      tiles.push_back(kUsesTiles<Kind> ? LeftWords{at, depth, 1} : LeftWords{at, 1, kRows});
       if (p.a_transposed) continue;
       std::fill(to, to + depth * kRows, 0.0f);
     }
@@ -290,7 +253,8 @@ HWY_NOINLINE void tiles_of_a(const Product<Kind>& product, int64_t row, int64_t 
 template <class Kind>
 HWY_INLINE void multiply_tile(int64_t depth, const LeftWords& a, const float* b, float* sums,
                               bool add) {
-  if constexpr (Kind::kIsAmx) return cpu::multiply_tiles(depth, a.data, 4 * a.row, b, sums, add);
+  if constexpr (kUsesTiles<Kind>)
+    return cpu::multiply_tiles(depth, a.data, 4 * a.row, b, sums, add);
   constexpr int64_t kRows = Kind::kRows;
   V sum[kRows][kVectors];
   for (int64_t m = 0; m < kRows; ++m)
@@ -412,7 +376,7 @@ void multiply(const MatrixProduct& p, void* workspace, const ParallelFor& parall
   };
   const int64_t grain = kProductsPerTask * p.tasks / (p.rows * p.columns * p.depth) + 1;
   parallel(p.tasks, grain, [&](int64_t first_task, int64_t last_task) HWY_ATTR {
-    [[maybe_unused]] const std::conditional_t<Kind::kIsAmx, cpu::Tiles, std::monostate> state;
+    [[maybe_unused]] const StateOf<Kind> state;
     std::vector<LeftWords> left;
     for (int64_t task = first_task; task < last_task; ++task)
       for (int64_t row = begin_of(task); row < begin_of(task + 1); row += Kind::kBlock)
