@@ -3,9 +3,10 @@
 
 Usage: compare.py EARLIER.json LATER.json [--percent 2]
 
-Rows belong together if their texts, whole numbers and flags are equal, but for sizes in bytes. Of
-times less is better, of tokens per second more; other numbers and those of peers are left out.
-Exit code 1: something is slower by more than --percent.
+Two rows are compared if their texts, whole numbers and flags are equal; sizes in bytes may differ.
+Less is better for times, and more for tokens per second. Other numbers and the columns of
+transformers, fla and loops are left out. Exit code 1: something is slower by more than --percent,
+or nothing could be compared.
 """
 
 import argparse

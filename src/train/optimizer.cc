@@ -88,7 +88,7 @@ at::Tensor AdamW::gradient(const Part& part) const {
 }
 
 // The rounded weight that products keep; undefined if the weight has changed since.
-at::Tensor AdamW::rounded(const Part& part) const {
+at::Tensor AdamW::rounded_part(const Part& part) const {
   const auto& rounded = rounded_[part.parameter];
   if (!rounded || !rounded->is_of(parameters_[part.parameter])) return {};
   return rounded->value.view(-1).narrow(0, part.begin, part.size);
@@ -111,7 +111,7 @@ at::Tensor AdamW::step(double learning_rate, int64_t step) {
   std::vector<at::Tensor> rounded;
   for (const Part& part : parts_) {
     gradients.push_back(gradient(part));
-    rounded.push_back(this->rounded(part));
+    rounded.push_back(rounded_part(part));
   }
   const at::Tensor norm = at::linalg_vector_norm(norms_of_gradients(gradients)).to(at::kFloat);
   // Once a gradient was not finite, no later step changes a weight: the trainer reads the norm

@@ -54,7 +54,7 @@ class AdamW {
   void keep_rounded_weights(const nn::LanguageModel& model);
   void add_to_update(const Part& part, size_t group);
   at::Tensor gradient(const Part& part) const;
-  at::Tensor rounded(const Part& part) const;
+  at::Tensor rounded_part(const Part& part) const;
   at::Tensor norms_of_gradients(const std::vector<at::Tensor>& gradients) const;
   void in_whole(size_t bucket, const Moments& whole, const TensorFunction& work) const;
 

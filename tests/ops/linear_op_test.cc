@@ -141,19 +141,22 @@ TEST(LinearOp, WeightGradientEqualsFloat64OnEveryInstructionSet) {
 }
 
 TEST(LinearOp, WeightGradientHasTheSameBitsForAnyNumberOfThreads) {
-  const auto gradient = [](int threads, at::ScalarType dtype) {
+  const auto gradient = [](int threads, int64_t rows, at::ScalarType dtype) {
     at::set_num_threads(threads);
-    at::Tensor dweight = at::empty({200, 320});
-    ops::weight_gradient(product_of(512, 200, 2, dtype).x, product_of(512, 320, 1, dtype).x,
-                         dweight, /*add=*/false);
-    return dweight;
+    const at::Tensor x = product_of(rows, 320, 1, dtype).x;
+    const at::Tensor weight = product_of(1, 320, 200, at::kFloat).weight.requires_grad_();
+    const at::Tensor y =
+        dtype == at::kFloat ? ops::linear(x, weight, {}) : linear_of_master(x, weight, {});
+    return torch::autograd::grad({y}, {weight}, {at::sin(y.detach())})[0];
   };
   const int threads = at::get_num_threads();
-  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
-    const at::Tensor expected = gradient(1, dtype);
-    for (const int other : {2, 3, 5, 64})
-      EXPECT_TRUE(expected.equal(gradient(other, dtype))) << other << " threads, " << dtype;
-  }
+  for (const auto dtype : {at::kFloat, at::kBFloat16})
+    for (const int64_t rows : {500, 512}) {
+      const at::Tensor expected = gradient(1, rows, dtype);
+      for (const int other : {2, 3, 5, 64})
+        EXPECT_TRUE(expected.equal(gradient(other, rows, dtype)))
+            << other << " threads, " << rows << " rows, " << dtype;
+    }
   at::set_num_threads(threads);
 }
 

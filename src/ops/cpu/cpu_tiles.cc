@@ -82,7 +82,7 @@ Tiles::~Tiles() { release(); }
 
 // Registers 0 to 3 have the quarters of the sums, 4 and 5 the halves of A, 6 and 7 those of B.
 __attribute__((target("amx-tile,amx-bf16"))) void multiply_tiles(int64_t depth, const std::byte* a,
-                                                                 int64_t row, const float* b,
+                                                                 int64_t a_row, const float* b,
                                                                  float* sums, bool add) {
   constexpr int64_t kColumns = 2 * kTile;
   constexpr int64_t kRow = kColumns * 4;  // bytes of a row of B or of the sums
@@ -101,10 +101,10 @@ __attribute__((target("amx-tile,amx-bf16"))) void multiply_tiles(int64_t depth, 
   for (int64_t k = 0; k < depth; k += kTile) {
     _tile_loadd(6, b + k * kColumns, kRow);
     _tile_loadd(7, b + k * kColumns + kTile, kRow);
-    _tile_loadd(4, a + 4 * k, row);
+    _tile_loadd(4, a + 4 * k, 4 * a_row);
     _tile_dpbf16ps(0, 4, 6);
     _tile_dpbf16ps(1, 4, 7);
-    _tile_loadd(5, a + kTile * row + 4 * k, row);
+    _tile_loadd(5, a + 4 * (kTile * a_row + k), 4 * a_row);
     _tile_dpbf16ps(2, 5, 6);
     _tile_dpbf16ps(3, 5, 7);
   }

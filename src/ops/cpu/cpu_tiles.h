@@ -20,9 +20,9 @@ class Tiles {
   Tiles& operator=(const Tiles&) = delete;
 };
 
-// sums [32, 32] = A B, or sums + A B with `add`. A [32, depth]: words in rows `row` bytes apart.
+// sums [32, 32] = A B, or sums + A B with `add`. A [32, depth]: words in rows `a_row` words apart.
 // B [depth, 32]: words. `depth` is a multiple of 16.
-void multiply_tiles(int64_t depth, const std::byte* a, int64_t row, const float* b, float* sums,
+void multiply_tiles(int64_t depth, const std::byte* a, int64_t a_row, const float* b, float* sums,
                     bool add);
 // C [16, columns] = A B, or C + A B with `add`; 16, 32, 48 or 64 columns. A [16, depth] and B
 // [depth, columns]: words. Rows are `a_row`, `b_row` and `c_row` words or numbers apart. `depth`

@@ -42,7 +42,7 @@ struct OfBf16Pairs : OfBf16 {
   }
 };
 inline bool has_bf16_products() { return __builtin_cpu_supports("avx512bf16"); }
-// The same, but AMX multiplies whole tiles.
+// As OfBf16Pairs, but AMX multiplies whole tiles.
 struct OfBf16Tiles : OfBf16Pairs {};
 template <class Kind>
 inline constexpr bool kUsesTiles = std::is_base_of_v<OfBf16Tiles, Kind>;

@@ -1,7 +1,8 @@
 // C = A B for many rows on the CPU. B is copied into panels in the order in which the tiles of the
 // product read it, and A too where it is transposed; all tasks share the panels of B. A task has a
 // part of the rows of C. It takes a block of them and a stretch of k at a time, and keeps their
-// sums in memory of its own until the last stretch: 256 N bytes, in the L2 cache for usual layers.
+// sums in memory of its own until the last stretch: 256 N bytes, in the L2 cache for usual layers;
+// with AMX, 512 N.
 //   panels of B  [stretch][N / kPanel][k][kPanel]
 //            A  [block / kRows][k][kRows], for AMX [block / kRows][kRows][k]
 // All arithmetic is on words of 4 bytes: one number in float32, or two of neighbouring k in
@@ -201,7 +202,7 @@ HWY_NOINLINE void copy_columns_of_a(const Product<Kind>& product, int64_t row, i
   }
 }
 #if HWY_TARGET <= HWY_AVX3
-// The same, as tiles of words [kRows][k].
+// Tiles of words [kRows][k] of these rows, for AMX.
 HWY_NOINLINE void copy_columns_of_a(const Product<OfTiles>& product, int64_t row, int64_t rows,
                                     int64_t stretch, float* copy) {
   constexpr int64_t kRows = OfTiles::kRows;
@@ -253,8 +254,7 @@ HWY_NOINLINE void tiles_of_a(const Product<Kind>& product, int64_t row, int64_t 
 template <class Kind>
 HWY_INLINE void multiply_tile(int64_t depth, const LeftWords& a, const float* b, float* sums,
                               bool add) {
-  if constexpr (kUsesTiles<Kind>)
-    return cpu::multiply_tiles(depth, a.data, 4 * a.row, b, sums, add);
+  if constexpr (kUsesTiles<Kind>) return cpu::multiply_tiles(depth, a.data, a.row, b, sums, add);
   constexpr int64_t kRows = Kind::kRows;
   V sum[kRows][kVectors];
   for (int64_t m = 0; m < kRows; ++m)

@@ -8,6 +8,7 @@
 #include "ops/core/parallel.h"
 #include "ops/core/paths.h"
 #include "ops/core/tensors.h"
+#include "ops/cpu/cpu_tiles.h"
 #include "ops/dense/linear/kernel.h"
 #include "ops/dense/linear/linear.h"
 #include "ops/rowwise/glu/glu.h"
@@ -61,19 +62,17 @@ bool has_words(const at::Tensor& matrix) {
   return matrix.scalar_type() == at::kBFloat16 &&
          reinterpret_cast<uintptr_t>(matrix.data_ptr()) % 4 == 0;
 }
-// Results in bfloat16 on a CPU with AMX, for which oneDNN has kernels and this file has none.
-bool has_amx(at::ScalarType result) {
-  static const bool amx = __builtin_cpu_supports("amx-bf16");
-  return amx && result == at::kBFloat16;
-}
+// Whether a product with this result is left to oneDNN, which is at least as fast with AMX.
+bool is_for_onednn(at::ScalarType result) { return result == at::kBFloat16 && cpu::has_tiles(); }
 bool is_matrix(const at::Tensor& tensor) {
   return tensor.is_cpu() && tensor.is_contiguous() && tensor.numel() > 0 && has_words(tensor);
 }
 // Whether the kernel serves product(a, b). `a` may have any number of dimensions.
 bool serves_many_rows(const at::Tensor& a, const at::Tensor& b) {
   const bool fits = b.dim() == 2 && a.size(-1) == b.size(1) && a.scalar_type() == b.scalar_type();
-  return fits && is_matrix(a) && (is_matrix(b) || is_matrix(b.t())) && !has_amx(a.scalar_type()) &&
-         has_many_rows(a) && (a.scalar_type() == at::kFloat || a.size(-1) % 2 == 0);
+  return fits && is_matrix(a) && (is_matrix(b) || is_matrix(b.t())) &&
+         !is_for_onednn(a.scalar_type()) && has_many_rows(a) &&
+         (a.scalar_type() == at::kFloat || a.size(-1) % 2 == 0);
 }
 
 void multiply(MatrixProduct work, const at::Tensor& a, const at::Tensor& b, const at::Tensor& c) {
@@ -369,7 +368,7 @@ void weight_gradient(const at::Tensor& dy, const at::Tensor& x, at::Tensor& dwei
                     dy.scalar_type() == x.scalar_type() &&
                     dweight.sizes() == at::IntArrayRef({dy.size(1), x.size(1)});
   const bool kernel = fits && is_matrix(dy) && is_matrix(x) && dweight.numel() > 0 &&
-                      dweight.is_contiguous() && !has_amx(dtype) &&
+                      dweight.is_contiguous() && !is_for_onednn(dtype) &&
                       (dtype == at::kFloat || (dtype == x.scalar_type() && !add));
   if (kernel) {
     const MatrixProduct work{.rows = dy.size(1),
