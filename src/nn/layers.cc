@@ -86,10 +86,16 @@ at::Tensor Projection::operator()(const at::Tensor& x) const {
     const at::Tensor y = ops::linear_of_master(x, weight, bias, gradient_place, rounded);
     return activation.empty() ? y : ops::glu(y, activation);
   }
-  const at::Tensor w = weight.to(x.scalar_type());
+  const at::Tensor w = weight_in(x.scalar_type());
   const at::Tensor b = bias.defined() ? bias.to(x.scalar_type()) : bias;
   return activation.empty() ? ops::linear(x, w, b, w.is_same(weight))
                             : ops::linear_glu(x, w, b, activation, w.is_same(weight));
+}
+
+// The weight that training keeps has the bits of one that is converted here.
+at::Tensor Projection::weight_in(at::ScalarType dtype) const {
+  const bool is_kept = dtype == at::kBFloat16 && rounded && rounded->is_of(weight);
+  return is_kept ? rounded->value : weight.to(dtype);
 }
 
 Projection Linear::projection(std::string_view activation) const {
@@ -131,7 +137,7 @@ at::Tensor Norm::forward_projected(Residual& x, const Projection& to, at::Scalar
   const bool plain = !bias.defined() && groups == 1 && !zero_centered;
   if (!plain || at::GradMode::is_enabled() || x.x.scalar_type() != dtype)
     return to(forward(x).to(dtype));
-  const at::Tensor w = to.weight.to(dtype);
+  const at::Tensor w = to.weight_in(dtype);
   const at::Tensor b = to.bias.defined() ? to.bias.to(dtype) : to.bias;
   auto [sum, projected] =
       ops::norm_linear(x.x, x.y, weight, eps, w, b, to.activation, w.is_same(to.weight));

@@ -66,6 +66,7 @@ struct Projection {
   c10::intrusive_ptr<ops::GradientPlace> gradient_place = {};
   c10::intrusive_ptr<ops::RoundedWeight> rounded = {};
   at::Tensor operator()(const at::Tensor& x) const;
+  at::Tensor weight_in(at::ScalarType dtype) const;
 };
 
 // y = x Wᵀ + b. The model counts the FLOPs of every Linear.

@@ -3,6 +3,7 @@
 #include <torch/torch.h>
 
 #include <cmath>
+#include <map>
 
 #include "train/checkpoint.h"
 
@@ -51,8 +52,14 @@ std::string DivergenceCheck::first_nonfinite(int64_t step) {
   };
   run_forward(step);
   model_.watch = nullptr;
-  for (const auto& item : model_.named_parameters())
-    if (!at::isfinite(item.value()).all().item<bool>()) return place + ", weight " + item.key();
+  std::map<const void*, at::Tensor> kept;  // by ranks that divide the weights
+  for (const nn::Linear* linear : nn::linears_of(model_))
+    kept[linear->weight.unsafeGetTensorImpl()] = linear->projection().weight_in(at::kBFloat16);
+  for (const auto& item : model_.named_parameters()) {
+    const auto found = kept.find(item.value().unsafeGetTensorImpl());
+    const at::Tensor& value = found == kept.end() ? item.value() : found->second;
+    if (!at::isfinite(value).all().item<bool>()) return place + ", weight " + item.key();
+  }
   return place.empty() ? "the gradient" : place;
 }
 

@@ -6,6 +6,8 @@
 #include <torch/torch.h>
 
 #include <bit>
+#include <cmath>
+#include <functional>
 #include <numeric>
 
 #include "base/error.h"
@@ -79,10 +81,10 @@ struct GradientSum::Hook {
 };
 
 GradientSum::GradientSum(std::vector<at::Tensor> parameters, int64_t slices, Ranks* ranks,
-                         bool overlap)
+                         bool overlap, const std::vector<bool>& rounded)
     : parameters_(std::move(parameters)),
       all_(parameters_.size()),
-      pieces_(parameters_, slices),
+      pieces_(parameters_, slices, rounded),
       ranks_(ranks),
       side_(c10::impl::VirtualGuardImpl(parameters_.front().device().type())
                 .getNewStream(parameters_.front().device())) {
@@ -105,29 +107,78 @@ GradientSum::~GradientSum() = default;
 void GradientSum::put_parameters_in_buckets() {
   const at::NoGradGuard no_grad;
   const auto options = parameters_.front().options().requires_grad(false);
-  int64_t elements = 0;
-  for (const Pieces::Bucket& layout : pieces_.buckets) elements += layout.size;
-  const auto cut = [&](const at::Tensor& all, at::Tensor Bucket::* part) {
+  // Memory of all buckets of the kinds for which `has` is true
+  const auto make = [&](at::Tensor Bucket::* part, const at::TensorOptions& of, auto&& has) {
+    int64_t elements = 0;
+    for (const Pieces::Bucket& layout : pieces_.buckets) elements += has(layout) ? layout.size : 0;
+    if (elements == 0) return;
+    const at::Tensor all = ranks_->exchange_memory(elements, of);
     int64_t begin = 0;
-    for (size_t b = 0; b < buckets_.size(); begin += pieces_.buckets[b++].size)
-      buckets_[b].*part = all.narrow(0, begin, pieces_.buckets[b].size);
+    for (size_t b = 0; b < buckets_.size(); ++b) {
+      const Pieces::Bucket& layout = pieces_.buckets[b];
+      if (!has(layout)) continue;
+      buckets_[b].*part = all.narrow(0, begin, layout.size);
+      begin += layout.size;
+    }
   };
-  const auto place_in = [&](const at::Tensor Bucket::* part, size_t i) {
-    const Part& first = pieces_.parts[i].front();
-    const at::Tensor& flat = buckets_[first.bucket].*part;
-    return flat.narrow(0, first.place, parameters_[i].numel()).view_as(parameters_[i]);
-  };
+  const auto is_rounded = [](const Pieces::Bucket& layout) { return layout.rounded; };
   buckets_.resize(pieces_.buckets.size());
-  cut(ranks_->exchange_memory(elements, options), &Bucket::parameters);
+  make(&Bucket::parameters, options, std::not_fn(is_rounded));
+  make(&Bucket::rounded, options.dtype(at::kBFloat16), is_rounded);
+  make(&Bucket::sums, options, [](const Pieces::Bucket&) { return true; });
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    const at::Tensor place = place_in(&Bucket::parameters, i);
-    place.copy_(parameters_[i]);
-    parameters_[i].set_data(place);
-  }
-  cut(ranks_->exchange_memory(elements, options), &Bucket::sums);
-  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const Bucket& bucket = buckets_[pieces_.parts[i].front().bucket];
     places_.push_back(c10::make_intrusive<ops::GradientPlace>());
-    places_.back()->memory = place_in(&Bucket::sums, i);
+    places_.back()->memory = place_in(bucket.sums, i);
+    rounded_.emplace_back();
+    if (bucket.rounded.defined()) {
+      rounded_.back() = c10::make_intrusive<ops::RoundedWeight>();
+      // A version of its own: other buckets arrive while a graph needs this value
+      rounded_.back()->value = place_in(bucket.rounded, i).variable_data();
+    } else {
+      const at::Tensor place = place_in(bucket.parameters, i);
+      place.copy_(parameters_[i]);
+      parameters_[i].set_data(place);
+    }
+  }
+}
+
+// The place of a parameter in memory of its bucket.
+at::Tensor GradientSum::place_in(const at::Tensor& flat, size_t i) const {
+  const int64_t place = pieces_.parts[i].front().place;
+  return flat.narrow(0, place, parameters_[i].numel()).view(parameters_[i].sizes());
+}
+
+void GradientSum::divide_parameters() {
+  if (std::exchange(divided_, true)) return;
+  const at::NoGradGuard no_grad;
+  const auto options = parameters_.front().options().requires_grad(false);
+  const at::Tensor unknown = at::full({}, NAN, options);
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    const Pieces::Bucket& layout = pieces_.buckets[b];
+    if (!layout.rounded) continue;
+    buckets_[b].own = at::zeros({layout.size / ranks_->size()}, options);
+    for (const size_t i : layout.parameters) {
+      const at::Tensor whole = parameters_[i].detach().view(-1);
+      for (const Part& part : pieces_.parts[i])
+        if (owns(part)) values(part).copy_(whole.narrow(0, part.begin, part.size));
+      rounded_[i]->value.copy_(parameters_[i]);
+      parameters_[i].set_data(unknown.expand(parameters_[i].sizes()));
+      rounded_[i]->version = int64_t(parameters_[i]._version());
+    }
+  }
+}
+
+void GradientSum::gather_parameters() {
+  wait_for_parameters();
+  if (!std::exchange(divided_, false)) return;
+  const at::NoGradGuard no_grad;
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    if (!pieces_.buckets[b].rounded) continue;
+    const at::Tensor whole = ranks_->gather(buckets_[b].own).view(-1);
+    buckets_[b].own.reset();
+    for (const size_t i : pieces_.buckets[b].parameters)
+      parameters_[i].set_data(place_in(whole, i));
   }
 }
 
@@ -135,7 +186,9 @@ std::vector<at::Tensor> GradientSum::take_gradients(const std::vector<size_t>& p
   std::vector<at::Tensor> gradients;
   for (const size_t i : parameters) {
     at::Tensor& gradient = parameters_[i].mutable_grad();
-    gradients.push_back(gradient.defined() ? gradient : at::zeros_like(parameters_[i]));
+    gradients.push_back(gradient.defined()
+                            ? gradient
+                            : at::zeros(parameters_[i].sizes(), parameters_[i].options()));
     gradient.reset();
   }
   return gradients;
@@ -213,8 +266,8 @@ void GradientSum::send(size_t index) {
   }
   if (!places.empty()) at::_foreach_copy_(places, elsewhere);
   Bucket& bucket = buckets_[index];
-  bucket.received =
-      at::empty({ranks_->size(), layout.size / ranks_->size()}, bucket.sums.options());
+  const int64_t rows = ranks_->size() - (ranks_->reads_peer_memory() ? 1 : 0);
+  bucket.received = at::empty({rows, layout.size / ranks_->size()}, bucket.sums.options());
   bucket.exchanged = ranks_->exchange(bucket.received, bucket.sums);
   if (index >= kUnderWay) receive(buckets_[added_++]);
 }
@@ -224,7 +277,10 @@ void GradientSum::receive(Bucket& bucket) {
   const c10::StreamGuard guard(side_);
   std::exchange(bucket.exchanged, nullptr)();
   std::vector<at::Tensor> rows = bucket.received.unbind();
-  rows[size_t(ranks_->rank())] = bucket.sums.view_as(bucket.received)[ranks_->rank()];
+  const auto own = rows.begin() + ranks_->rank();
+  const at::Tensor sums = bucket.sums.view({ranks_->size(), -1})[ranks_->rank()];
+  if (ranks_->reads_peer_memory()) rows.insert(own, sums);
+  else *own = sums;
   for (size_t step = 1; step < rows.size(); step *= 2)
     for (size_t i = 0; i + step < rows.size(); i += 2 * step) rows[i].add_(rows[i + step]);
   bucket.sum = rows.front();
@@ -251,6 +307,12 @@ void GradientSum::finish() {
   }
 }
 
+at::Tensor GradientSum::values(const Part& part) const {
+  const Bucket& bucket = buckets_[part.bucket];
+  if (!bucket.own.defined()) return bucket.parameters.narrow(0, part.place, part.size);
+  return bucket.own.narrow(0, part.place - ranks_->rank() * bucket.own.numel(), part.size);
+}
+
 at::Tensor GradientSum::gradient(const Part& part) const {
   const at::Tensor& sum = buckets_[part.bucket].sum;
   return sum.narrow(0, part.place - ranks_->rank() * sum.numel(), part.size);
@@ -260,7 +322,8 @@ void GradientSum::share(size_t bucket) {
   Bucket& b = buckets_[bucket];
   b.received.reset();
   b.sum.reset();
-  b.shared = ranks_->all_gather(b.parameters.view({ranks_->size(), -1}));
+  const at::Tensor& sent = b.rounded.defined() ? b.rounded : b.parameters;
+  b.shared = ranks_->all_gather(sent.view({ranks_->size(), -1}));
 }
 
 void GradientSum::wait_for_parameters(size_t bucket) {

@@ -8,6 +8,8 @@
 // Each rank receives its pieces of the sums (pieces.h) from all ranks, adds them by the upper
 // levels of the tree, updates the parameters in them and sends these to all. So a rank holds
 // optimizer states of its own pieces only.                                    [ZeRO, stage 1 and 2]
+// Weights that products read in bfloat16 are sent in bfloat16, and each rank holds the float32
+// values of its own pieces only.
 #include <ATen/core/Tensor.h>
 #include <c10/core/Stream.h>
 
@@ -30,8 +32,9 @@ class GradientSum {
  public:
   // `parameters`: contiguous, in one order on all ranks. `ranks`: null when one process computes
   // all slices. `overlap`: sums are sent during the last backward pass, in which every parameter
-  // must get its whole gradient in one piece.
-  GradientSum(std::vector<at::Tensor> parameters, int64_t slices, Ranks* ranks, bool overlap);
+  // must get its whole gradient in one piece. `rounded`: as in pieces.h; these are float32.
+  GradientSum(std::vector<at::Tensor> parameters, int64_t slices, Ranks* ranks, bool overlap,
+              const std::vector<bool>& rounded = {});
   ~GradientSum();
 
   int64_t begin() const { return begin_; }  // first slice of this rank
@@ -49,6 +52,17 @@ class GradientSum {
   void finish();
 
   // With ranks:
+  // Before a step: frees the values of parameters that are sent rounded, but for the parts that
+  // this rank owns. Reading such a parameter gives NaN until gather_parameters(), which all ranks
+  // call together.
+  void divide_parameters();
+  void gather_parameters();
+  // Products read it in place of a parameter that is sent rounded; null for another one.
+  const c10::intrusive_ptr<ops::RoundedWeight>& rounded(size_t parameter) const {
+    return rounded_[parameter];
+  }
+  // The values of a part that this rank owns, for its update.
+  at::Tensor values(const Part& part) const;
   // Where the gradient of a parameter is sent from.
   const c10::intrusive_ptr<ops::GradientPlace>& place(size_t parameter) const {
     return places_[parameter];
@@ -66,15 +80,19 @@ class GradientSum {
  private:
   struct Hook;
   struct Bucket {
-    at::Tensor parameters;  // flat; those of the model are views of it
+    at::Tensor parameters;  // flat; those of the model are views of it, unless it is rounded
+    at::Tensor rounded;     // bfloat16, flat: what is sent in a rounded bucket
+    at::Tensor own;         // float32: the pieces of this rank, while parameters are divided
     at::Tensor sums;        // of the slices of this rank, in the same places
-    at::Tensor received;    // [ranks, elements]: the sums of all ranks, of the pieces of this one
+    at::Tensor received;    // [ranks, elements]: the sums of all ranks, of the pieces of this one;
+                            // without the row of this rank if ranks read peer memory
     at::Tensor sum;         // of all slices, of the pieces of this rank
     size_t missing = 0;     // gradients
     Ranks::Wait exchanged;
     Ranks::Wait shared;
   };
   void put_parameters_in_buckets();
+  at::Tensor place_in(const at::Tensor& flat, size_t parameter) const;
   std::vector<at::Tensor> take_gradients(const std::vector<size_t>& parameters);
   std::vector<at::Tensor> take_sums(const std::vector<size_t>& parameters);
   void hand_over(size_t parameter);
@@ -90,7 +108,9 @@ class GradientSum {
   int64_t begin_;
   int64_t end_;
   std::vector<Bucket> buckets_;  // in the order in which they are sent
-  std::vector<c10::intrusive_ptr<ops::GradientPlace>> places_;  // by parameter, in `sums`
+  std::vector<c10::intrusive_ptr<ops::GradientPlace>> places_;   // by parameter, in `sums`
+  std::vector<c10::intrusive_ptr<ops::RoundedWeight>> rounded_;  // by parameter, in `rounded`
+  bool divided_ = false;
   std::vector<std::vector<at::Tensor>> levels_;  // sums of 2^level slices; empty: none waits
   std::vector<bool> handed_;
   // buckets

@@ -51,12 +51,12 @@ AdamW::AdamW(nn::LanguageModel& model, const TrainConfig& c, GradientSum* sum)
   positions_ = at::tensor(positions, at::kLong).to(options.device());
 }
 
-// With ranks, this process has new values of its own parts only.
+// With ranks, GradientSum keeps them.
 void AdamW::keep_rounded_weights(const nn::LanguageModel& model) {
   rounded_.resize(parameters_.size());
-  if (ranks() || !parameters_.front().is_cuda()) return;
   for (nn::Linear* linear : nn::linears_of(model)) {
-    linear->rounded = c10::make_intrusive<ops::RoundedWeight>();
+    if (!ranks() && linear->weight.is_cuda())
+      linear->rounded = c10::make_intrusive<ops::RoundedWeight>();
     const auto found = std::ranges::find_if(parameters_, [&](const at::Tensor& parameter) {
       return parameter.is_same(linear->weight);
     });
@@ -71,9 +71,7 @@ void AdamW::add_to_update(const Part& part, size_t group) {
   parts_.push_back(part);
   const Moments& moments = moments_[part.bucket];
   const int64_t first = ranks() ? ranks()->rank() * moments[0].numel() : 0;
-  const at::Tensor parameter = parameters_[part.parameter].detach().view(-1);
   ops::AdamWTensors& tensors = updates.back().tensors;
-  tensors.parameters.push_back(parameter.narrow(0, part.begin, part.size));
   tensors.averages.push_back(moments[0].narrow(0, part.place - first, part.size));
   tensors.squares.push_back(moments[1].narrow(0, part.place - first, part.size));
 }
@@ -85,6 +83,11 @@ at::Tensor AdamW::gradient(const Part& part) const {
   if (!gradient.defined()) return at::zeros({part.size}, parameter.options());
   const at::Tensor flat = gradient.reshape(-1);
   return flat.numel() == part.size ? flat : flat.narrow(0, part.begin, part.size);
+}
+
+at::Tensor AdamW::values(const Part& part) const {
+  if (ranks()) return sum_->values(part);
+  return parameters_[part.parameter].detach().view(-1).narrow(0, part.begin, part.size);
 }
 
 // The rounded weight that products keep; undefined if the weight has changed since.
@@ -124,6 +127,7 @@ at::Tensor AdamW::step(double learning_rate, int64_t step) {
   for (size_t bucket = updates_.size(); bucket-- > 0;) {
     for (Update& update : updates_[bucket]) {
       for (const size_t i : update.parts) {
+        update.tensors.parameters.push_back(values(parts_[i]));
         update.tensors.gradients.push_back(gradients[i]);
         update.tensors.rounded.push_back(rounded[i]);
       }
@@ -134,6 +138,7 @@ at::Tensor AdamW::step(double learning_rate, int64_t step) {
                                         epsilon_,
                                         step + 1};
       ops::adamw_(update.tensors, settings, scale, broken_);
+      update.tensors.parameters.clear();
       update.tensors.gradients.clear();
       update.tensors.rounded.clear();
     }
@@ -153,8 +158,8 @@ nn::NamedTensors AdamW::moments() const {
   for (const Group& group : groups_)
     for (const size_t i : group.parameters)
       for (const char* moment : kMoments)
-        out.emplace_back(names_[i] + moment,
-                         at::empty_like(parameters_[i], at::TensorOptions(at::kMeta)));
+        out.emplace_back(names_[i] + moment, at::empty(parameters_[i].sizes(),
+                                                       parameters_[i].options().device(at::kMeta)));
   return out;
 }
 

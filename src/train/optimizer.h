@@ -21,8 +21,7 @@ using TensorFunction = std::function<void(const std::string& name, const at::Ten
 class AdamW {
  public:
   // `sum`: null, or what sums the gradients of slices. With ranks, this process updates the parts
-  // that it owns, starts to send them to the other ranks, and has their moments only. The
-  // parameters must keep their memory while this exists.
+  // that it owns, starts to send them to the other ranks, and has their moments only.
   AdamW(nn::LanguageModel& model, const TrainConfig& config, GradientSum* sum = nullptr);
   // Clips the gradients to `clip` in norm, updates, clears them. Returns the norm before clipping,
   // a scalar on the device. A gradient that is not finite changes nothing, and neither does any
@@ -48,12 +47,13 @@ class AdamW {
   struct Update {
     size_t group = 0;
     std::vector<size_t> parts;  // of parts_
-    ops::AdamWTensors tensors;  // without gradients
+    ops::AdamWTensors tensors;  // the moments
   };
   Ranks* ranks() const { return sum_ ? sum_->ranks() : nullptr; }
   void keep_rounded_weights(const nn::LanguageModel& model);
   void add_to_update(const Part& part, size_t group);
   at::Tensor gradient(const Part& part) const;
+  at::Tensor values(const Part& part) const;
   at::Tensor rounded_part(const Part& part) const;
   at::Tensor norms_of_gradients(const std::vector<at::Tensor>& gradients) const;
   void in_whole(size_t bucket, const Moments& whole, const TensorFunction& work) const;

@@ -191,7 +191,7 @@ PeerMemory::Wait PeerMemory::exchange(const at::Tensor& out, const at::Tensor& i
   char* const written = static_cast<char*>(out.data_ptr());
   return pull(
       out, bytes, [&](int64_t other) { return in_memory_of(other, read); },
-      [&](int64_t other) { return written + other * bytes; });
+      [&](int64_t other) { return written + (other - (other > rank_ ? 1 : 0)) * bytes; });
 }
 
 PeerMemory::Wait PeerMemory::all_gather(const at::Tensor& rows) {

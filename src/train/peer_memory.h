@@ -26,8 +26,8 @@ class PeerMemory {
   // Whether it lies in memory of allocate().
   bool holds(const at::Tensor& tensor) const;
 
-  // As those of Ranks. All ranks call these in the same order. Memory that a rank gave must not
-  // change before all ranks have waited for the copy.
+  // As those of Ranks; `out` has no row of this rank. All ranks call these in the same order. The
+  // memory that a rank gave must not change before all ranks have waited for the copy.
   Wait exchange(const at::Tensor& out, const at::Tensor& in);
   Wait all_gather(const at::Tensor& rows);
 

@@ -18,13 +18,14 @@ int64_t round_up(int64_t elements, int64_t multiple) {
   return (elements + multiple - 1) / multiple * multiple;
 }
 
-std::vector<Pieces::Bucket> make_buckets(const std::vector<at::Tensor>& parameters,
-                                         int64_t pieces) {
+std::vector<Pieces::Bucket> make_buckets(const std::vector<at::Tensor>& parameters, int64_t pieces,
+                                         const std::vector<bool>& rounded) {
   int64_t all = 0;
   for (const at::Tensor& parameter : parameters) all += parameter.numel();
   const int64_t least = pieces == 1 ? INT64_MAX : std::min(kBucketElements, all / kBuckets);
   std::vector<Pieces::Bucket> buckets;
-  Pieces::Bucket open;
+  Pieces::Bucket exact;
+  Pieces::Bucket narrow{.rounded = true};
   const auto add = [](Pieces::Bucket& bucket, size_t i, int64_t elements) {
     bucket.parameters.push_back(i);
     bucket.places.push_back(bucket.size);
@@ -32,25 +33,32 @@ std::vector<Pieces::Bucket> make_buckets(const std::vector<at::Tensor>& paramete
   };
   const auto close = [&](Pieces::Bucket& bucket) {
     bucket.size = round_up(bucket.size, pieces * kAlignment);
-    if (bucket.size > 0) buckets.push_back(std::exchange(bucket, {}));
+    if (bucket.size > 0)
+      buckets.push_back(std::exchange(bucket, Pieces::Bucket{.rounded = bucket.rounded}));
   };
   for (size_t i = parameters.size(); i-- > 0;) {
     const int64_t elements = parameters[i].numel();
-    if (i == 0 && pieces > 1) close(open);  // the gradient of the embedding comes last
-    Pieces::Bucket alone;
+    if (i == 0 && pieces > 1) {  // the gradient of the embedding comes last
+      close(narrow);
+      close(exact);
+    }
+    Pieces::Bucket& open = !rounded.empty() && rounded[i] ? narrow : exact;
+    Pieces::Bucket alone{.rounded = open.rounded};
     const bool is_large = pieces > 1 && elements >= kOwnBucket;
     add(is_large ? alone : open, i, elements);
     close(alone);
     if (open.size >= least) close(open);
   }
-  close(open);
+  close(narrow);
+  close(exact);
   return buckets;
 }
 
 }  // namespace
 
-Pieces::Pieces(const std::vector<at::Tensor>& parameters, int64_t pieces)
-    : count(pieces), buckets(make_buckets(parameters, pieces)), parts(parameters.size()) {
+Pieces::Pieces(const std::vector<at::Tensor>& parameters, int64_t pieces,
+               const std::vector<bool>& rounded)
+    : count(pieces), buckets(make_buckets(parameters, pieces, rounded)), parts(parameters.size()) {
   for (size_t b = 0; b < buckets.size(); ++b) {
     const int64_t length = buckets[b].size / pieces;
     for (size_t j = 0; j < buckets[b].parameters.size(); ++j) {

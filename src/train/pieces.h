@@ -5,6 +5,7 @@
 // is padded, and cut into P equal pieces, as many as there can be ranks. Rank r of W owns pieces
 // r·P/W up to (r+1)·P/W of every bucket. A part of a parameter lies in one piece. Norms are rounded
 // per part and optimizers work by parts, so results depend on P and not on W.
+// Parameters that are sent rounded have buckets of their own.
 #include <ATen/core/Tensor.h>
 
 #include <vector>
@@ -22,13 +23,16 @@ struct Part {
 };
 
 struct Pieces {
-  // One piece makes one bucket, whose parts are whole parameters.
-  Pieces(const std::vector<at::Tensor>& parameters, int64_t pieces);
+  // `rounded`: of each parameter, whether it is sent rounded; empty: none is. With one piece, parts
+  // are whole parameters, and there is one bucket of each kind.
+  Pieces(const std::vector<at::Tensor>& parameters, int64_t pieces,
+         const std::vector<bool>& rounded = {});
 
   struct Bucket {
     std::vector<size_t> parameters;
     std::vector<int64_t> places;  // of their first elements
     int64_t size = 0;             // elements, a multiple of `count`
+    bool rounded = false;
   };
   int64_t count;
   std::vector<Bucket> buckets;

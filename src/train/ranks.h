@@ -73,7 +73,7 @@ class Ranks {
   // Starts to send part i of `in`, of `count` equal parts, to rank first + i, and to receive one
   // part from each of these ranks into `out` [count, …]. This rank is one of them, and the others
   // exchange among `count` ranks, too. After Wait, work on `out` comes after the exchange. If `in`
-  // lies in exchange_memory(), the row of this rank in `out` can stay as it was.
+  // lies in exchange_memory() that peers read, `out` [size() − 1, …] has no row of this rank.
   Wait exchange(const at::Tensor& out, const at::Tensor& in, int64_t first, int64_t count);
   Wait exchange(const at::Tensor& out, const at::Tensor& in) {
     return exchange(out, in, 0, size());

@@ -41,19 +41,31 @@ StepGradient::StepGradient(nn::LanguageModel& model, const data::Sampler& sample
     : model_(model), sampler_(sampler), c_(config), device_(device), ranks_(ranks) {
   const int64_t slices = c_.gradient_slices * c_.context_slices;
   if (!ranks && slices == 1) return;
+  const std::map<const void*, size_t> indices = parameter_indices();
+  const auto index_of = [&](const nn::Linear* linear) {
+    return indices.at(linear->weight.unsafeGetTensorImpl());
+  };
+  std::vector<bool> rounded(indices.size());
+  if (model.compute_dtype == at::kBFloat16)
+    for (const nn::Linear* linear : nn::linears_of(model))
+      rounded[index_of(linear)] = linear != model.head.get();  // the loss reads that of the head
   // Layers whose sequences are cut have several backward passes of their own
-  sum_.emplace(model.parameters(), slices, ranks, /*overlap=*/c_.context_slices == 1);
+  sum_.emplace(model.parameters(), slices, ranks, /*overlap=*/c_.context_slices == 1, rounded);
   if (!ranks) return;
   neighbours_.emplace(*ranks, device);
-  const std::map<const void*, size_t> indices = parameter_indices();
-  for (nn::Linear* linear : nn::linears_of(model))
-    linear->gradient_place = sum_->place(indices.at(linear->weight.unsafeGetTensorImpl()));
+  for (nn::Linear* linear : nn::linears_of(model)) {
+    linear->gradient_place = sum_->place(index_of(linear));
+    linear->rounded = sum_->rounded(index_of(linear));
+  }
   wait_before_layers();
 }
 
 StepGradient::~StepGradient() {
   model_.before = nullptr;
-  for (nn::Linear* linear : nn::linears_of(model_)) linear->gradient_place.reset();
+  for (nn::Linear* linear : nn::linears_of(model_)) {
+    linear->gradient_place.reset();
+    linear->rounded.reset();
+  }
 }
 
 std::map<const void*, size_t> StepGradient::parameter_indices() const {
@@ -88,6 +100,7 @@ void StepGradient::wait_before_layers() {
 
 StepGradient::Step StepGradient::compute(int64_t step, bool stop, bool save) {
   if (!sum_) return {compute_part(step, c_.batch_size, c_.sequence_length)};
+  if (ranks_) sum_->divide_parameters();
   std::vector<at::Tensor> values = compute_slices(step);
   sum_->finish();
   if (!ranks_) return {tree_sum(values)};
@@ -136,7 +149,7 @@ std::vector<at::Tensor> StepGradient::cut_sequences(const at::Tensor& tokens,
       tokens.narrow(1, context.begin * time, here * time + 1).split(c_.micro_batch_size);
   const double divisor = double(c_.gradient_slices * context.count) * double(micro_batches.size());
   SliceGradients gradients(model_.parameters(), here);
-  wait_for_parameters();
+  if (ranks_) sum_->wait_for_parameters();
   std::vector<at::Tensor> losses;
   for (const at::Tensor& micro_batch : micro_batches) {
     const auto added =

@@ -40,9 +40,9 @@ class StepGradient {
   // Leaves the gradients of the parameters that this process updates. `stop`, `save`: what this
   // rank was asked for.
   Step compute(int64_t step, bool stop, bool save);
-  // Before parameters are read other than by a forward pass: other ranks may still be sending them.
-  void wait_for_parameters() {
-    if (ranks_) sum_->wait_for_parameters();
+  // Before parameters are read other than by compute(). All ranks call it together.
+  void gather_parameters() {
+    if (ranks_) sum_->gather_parameters();
   }
   // Leaves the gradients for the first `time` tokens of the first `sequences` sequences of the
   // step, in this process. Returns the mean losses.

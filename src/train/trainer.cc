@@ -96,7 +96,7 @@ class Run {
 
   // On rank 0. The other ranks wait for it in the next exchange.
   void evaluate() {
-    gradient->wait_for_parameters();
+    gradient->gather_parameters();
     if (writes()) metrics->write(evaluation->evaluate(state));
     state.evaluation_loss = 0;
     state.evaluation_steps = 0;
@@ -104,7 +104,7 @@ class Run {
 
   void save() {
     if (metrics) metrics->sync();
-    gradient->wait_for_parameters();
+    gradient->gather_parameters();
     save_checkpoint(folder, *model, *optimizer, state, ranks);
     if (writes()) prune_checkpoints(folder, c.keep_steps);
   }

@@ -9,10 +9,14 @@
 #include <thread>
 
 #include "data/folder.h"
+#include "data/synthetic.h"
+#include "data/token_store.h"
 #include "nn/layers.h"
 #include "nn/rank_threads.h"
 #include "nn/testing.h"
 #include "train/gradient_sum.h"
+#include "train/optimizer.h"
+#include "train/step_gradient.h"
 
 namespace assay::train {
 namespace {
@@ -289,6 +293,96 @@ TEST(GradientSum, OwnersSendTheirPartsToAllRanks) {
     for (size_t bucket = sum.pieces().buckets.size(); bucket-- > 0;) sum.share(bucket);
     sum.wait_for_parameters();
     expect_values(-1, 1);
+  });
+}
+
+// Each rank changes the values that it owns and the rounded ones that it sends.
+TEST(GradientSum, RoundedParametersAreDividedAndGathered) {
+  nn::RankThreads(3).run([](Ranks& ranks) {
+    const std::vector<at::Tensor> parameters = parameters_of_odd_sizes();
+    std::vector<bool> rounded(parameters.size());
+    for (const size_t i : {1, 3, 5}) rounded[i] = true;
+    GradientSum sum(parameters, 6, &ranks, false, rounded);
+    const at::NoGradGuard no_grad;
+    const auto expected = [&](size_t i, double change) {
+      return double(parameters[i].size(0)) + change;
+    };
+    for (const double change : {0.0, 0.001, 0.002}) {
+      sum.gather_parameters();
+      for (size_t i = 0; i < parameters.size(); ++i)
+        EXPECT_TRUE(at::allclose(parameters[i], at::full({}, expected(i, change)), 0, 1e-4));
+      sum.divide_parameters();
+      for (size_t i = 0; i < parameters.size(); ++i) {
+        EXPECT_EQ(sum.rounded(i) != nullptr, rounded[i]);
+        EXPECT_EQ(parameters[i].isnan().all().item<bool>(), rounded[i]);
+        for (const Part& part : sum.pieces().parts[i])
+          if (sum.owns(part)) sum.values(part).add_(0.001);
+        if (!rounded[i]) continue;
+        EXPECT_TRUE(sum.rounded(i)->is_of(parameters[i]));
+        for (const Part& part : sum.pieces().parts[i])
+          if (sum.owns(part))
+            sum.rounded(i)->value.view(-1).narrow(0, part.begin, part.size).fill_(part.piece);
+      }
+      for (size_t bucket = sum.pieces().buckets.size(); bucket-- > 0;) sum.share(bucket);
+      sum.wait_for_parameters();
+      for (size_t i = 0; i < parameters.size(); ++i)
+        for (const Part& part : sum.pieces().parts[i])
+          if (rounded[i]) {
+            const at::Tensor got = sum.rounded(i)->value.view(-1);
+            EXPECT_TRUE(
+                (got.narrow(0, part.begin, part.size) == double(part.piece)).all().item<bool>());
+          }
+    }
+  });
+}
+
+std::vector<nn::ModelSpec> models_with_each_part() {
+  std::vector<nn::ModelSpec> models;
+  for (const bool is_mixer : {true, false}) {
+    const auto& registry = is_mixer ? nn::mixers() : nn::channel_mixers();
+    for (const std::string& part : registry.names())
+      for (const std::string& example : registry.at(part).examples) {
+        const std::string text = fmt::format(
+            "[model]\nvocab_size = 64\nd_model = 48\nnum_layers = 3\n"
+            "tie_embeddings = {}\npattern = ['{}']\nchannel_mixer = '{}'\n[model.{}]\n",
+            is_mixer, is_mixer ? part : "attention", is_mixer ? "swiglu" : part, part);
+        models.push_back(nn::ModelSpec::read(ConfigNode::parse(text + example).child("model")));
+      }
+  }
+  return models;
+}
+
+// A mixer that reads the float32 weight of a projection gets NaN from ranks.
+TEST(StepGradient, RanksTrainEveryMixerInBfloat16AsOneProcess) {
+  const data::Folder folder;
+  data::synthesize(folder / "store",
+                   {.documents = 20, .held_out = 4, .document_length = 64, .vocabulary = 64});
+  const data::TokenStore store(folder / "store");
+  const TrainConfig config{
+      .batch_size = 2, .micro_batch_size = 1, .gradient_slices = 2, .sequence_length = 24};
+  const data::Sampler sampler(store, {.sequence_length = config.sequence_length});
+  const auto weights_after_steps = [&](const nn::ModelSpec& spec, Ranks* ranks) {
+    nn::LanguageModel model(spec);
+    model.compute_dtype = at::kBFloat16;
+    model.initialise(1);
+    StepGradient gradient(model, sampler, config, at::kCPU, ranks);
+    AdamW optimizer(model, config, gradient.sum());
+    for (int64_t step = 0; step < 3; ++step) {
+      gradient.compute(step, false, false);
+      optimizer.step(1e-2, step);
+    }
+    gradient.gather_parameters();
+    return model.parameters();
+  };
+  nn::RankThreads(2).run([&](Ranks& ranks) {
+    for (const nn::ModelSpec& spec : models_with_each_part()) {
+      const auto expected = weights_after_steps(spec, nullptr);
+      const auto found = weights_after_steps(spec, &ranks);
+      for (size_t i = 0; i < expected.size(); ++i) {
+        ASSERT_TRUE(expected[i].isfinite().all().item<bool>()) << spec.toml();
+        ASSERT_TRUE(at::equal(found[i], expected[i])) << spec.toml();
+      }
+    }
   });
 }
 

@@ -173,9 +173,10 @@ struct MasterLinear : torch::autograd::Function<MasterLinear> {
   // Memory for the gradient of `master`.
   static at::Tensor gradient_memory(AutogradContext* ctx, const at::Tensor& master) {
     const auto found = ctx->saved_data.find("place");
-    if (found == ctx->saved_data.end() || master.grad().defined()) return at::empty_like(master);
+    const auto apart = [&] { return at::empty(master.sizes(), master.options()); };
+    if (found == ctx->saved_data.end() || master.grad().defined()) return apart();
     auto& place = static_cast<GradientPlace&>(*found->second.toCapsule());
-    if (!std::exchange(place.is_free, false)) return at::empty_like(master);
+    if (!std::exchange(place.is_free, false)) return apart();
     return at::alias(place.memory);  // autograd keeps a tensor that nobody else holds
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
