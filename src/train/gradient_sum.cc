@@ -30,6 +30,14 @@ bool can_share(int64_t gradient_slices, int64_t context_slices, int64_t ranks) {
   return ranks == 1 || std::has_single_bit(uint64_t(each));
 }
 
+// On a GPU, work that is given to `next` from now on waits for what `earlier` was given.
+void order(const c10::Stream& earlier, const c10::Stream& next) {
+  if (earlier.device_type() != at::kCUDA) return;
+  c10::Event given(at::kCUDA);
+  given.record(earlier);
+  given.block(next);
+}
+
 }  // namespace
 
 at::Tensor tree_sum(std::vector<at::Tensor> leaves) {
@@ -252,6 +260,10 @@ bool GradientSum::is_time_to_send() const {
   return waiting >= kBurst * missing;
 }
 
+c10::Stream GradientSum::current_stream() const {
+  return c10::impl::VirtualGuardImpl(side_.device_type()).getStream(side_.device());
+}
+
 void GradientSum::send(size_t index) {
   const at::NoGradGuard no_grad;
   const Pieces::Bucket& layout = pieces_.buckets[index];
@@ -265,6 +277,8 @@ void GradientSum::send(size_t index) {
     elsewhere.push_back(sums[j]);
   }
   if (!places.empty()) at::_foreach_copy_(places, elsewhere);
+  order(current_stream(), side_);
+  const c10::StreamGuard guard(side_);  // its memory is used again when the sums are added
   Bucket& bucket = buckets_[index];
   const int64_t rows = ranks_->size() - (ranks_->reads_peer_memory() ? 1 : 0);
   bucket.received = at::empty({rows, layout.size / ranks_->size()}, bucket.sums.options());
@@ -272,18 +286,22 @@ void GradientSum::send(size_t index) {
   if (index >= kUnderWay) receive(buckets_[added_++]);
 }
 
-// Level by level, neighbours are added into the first of them.
+// Level by level, neighbours are added. The sum takes the memory of that of this rank's slices.
 void GradientSum::receive(Bucket& bucket) {
   const c10::StreamGuard guard(side_);
   std::exchange(bucket.exchanged, nullptr)();
   std::vector<at::Tensor> rows = bucket.received.unbind();
+  bucket.received.reset();
+  bucket.sum = bucket.sums.view({ranks_->size(), -1})[ranks_->rank()];
   const auto own = rows.begin() + ranks_->rank();
-  const at::Tensor sums = bucket.sums.view({ranks_->size(), -1})[ranks_->rank()];
-  if (ranks_->reads_peer_memory()) rows.insert(own, sums);
-  else *own = sums;
+  if (ranks_->reads_peer_memory()) rows.insert(own, bucket.sum);
+  else *own = bucket.sum;
   for (size_t step = 1; step < rows.size(); step *= 2)
-    for (size_t i = 0; i + step < rows.size(); i += 2 * step) rows[i].add_(rows[i + step]);
-  bucket.sum = rows.front();
+    for (size_t i = 0; i + step < rows.size(); i += 2 * step) {
+      // The order of two summands does not change the bits
+      if (rows[i + step].is_same(bucket.sum)) std::swap(rows[i], rows[i + step]);
+      rows[i].add_(rows[i + step]);
+    }
 }
 
 void GradientSum::finish() {
@@ -300,11 +318,7 @@ void GradientSum::finish() {
     if (!handed_[i]) hand_over(i);
   levels_.clear();
   while (added_ < buckets_.size()) receive(buckets_[added_++]);
-  if (side_.device_type() == at::kCUDA) {
-    c10::Event added(at::kCUDA);
-    added.record(side_);
-    added.block(c10::impl::VirtualGuardImpl(at::kCUDA).getStream(side_.device()));
-  }
+  order(side_, current_stream());
 }
 
 at::Tensor GradientSum::values(const Part& part) const {
@@ -320,7 +334,6 @@ at::Tensor GradientSum::gradient(const Part& part) const {
 
 void GradientSum::share(size_t bucket) {
   Bucket& b = buckets_[bucket];
-  b.received.reset();
   b.sum.reset();
   const at::Tensor& sent = b.rounded.defined() ? b.rounded : b.parameters;
   b.shared = ranks_->all_gather(sent.view({ranks_->size(), -1}));

@@ -86,7 +86,7 @@ class GradientSum {
     at::Tensor sums;        // of the slices of this rank, in the same places
     at::Tensor received;    // [ranks, elements]: the sums of all ranks, of the pieces of this one;
                             // without the row of this rank if ranks read peer memory
-    at::Tensor sum;         // of all slices, of the pieces of this rank
+    at::Tensor sum;         // of all slices, of the pieces of this rank; a part of `sums`
     size_t missing = 0;     // gradients
     Ranks::Wait exchanged;
     Ranks::Wait shared;
@@ -97,6 +97,7 @@ class GradientSum {
   std::vector<at::Tensor> take_sums(const std::vector<size_t>& parameters);
   void hand_over(size_t parameter);
   bool is_time_to_send() const;
+  c10::Stream current_stream() const;
   void send(size_t bucket);
   void receive(Bucket& bucket);
 
@@ -104,7 +105,7 @@ class GradientSum {
   std::vector<size_t> all_;  // indices of the parameters
   Pieces pieces_;
   Ranks* ranks_;
-  c10::Stream side_;  // on a GPU, sums are added on it, under the backward pass
+  c10::Stream side_;  // on a GPU, sums are received and added on it, under the backward pass
   int64_t begin_;
   int64_t end_;
   std::vector<Bucket> buckets_;  // in the order in which they are sent
