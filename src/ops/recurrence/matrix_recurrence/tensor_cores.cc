@@ -221,7 +221,10 @@ std::tuple<at::Tensor, at::Tensor> by_few_steps(const MatrixRecurrence& s,
   const auto gate = [](const at::Tensor& x) {
     if (!x.defined()) return x;
     const at::Tensor y = sequence(x, gate_dtype(x, true));
-    return y.size(3) > 1 ? aligned_rows(y) : y;
+    if (y.size(3) == 1) return y;
+    // The decays of rwkv5 are one row for all sequences, which the kernel reads where it is
+    const auto is_shared = [&](int64_t i) { return y.size(i) == 1 || y.stride(i) == 0; };
+    return is_shared(0) && is_shared(1) ? aligned(y) : aligned_rows(y);
   };
   const at::Tensor u = gate(s.u.defined() ? s.u.unsqueeze(0).unsqueeze(0) : s.u);
   const Inputs in{
