@@ -15,9 +15,10 @@
 // Memory is O(T). The branches are window_attention and top1_chunk, so in bf16 on a GPU they are
 // kernels (docs/operators.md); a later piece of a sequence with gradients, and float32 with
 // gradients, take top1_chunk's [T, S] composition there. Compressing, the choice and the gates are
-// torch's operators; the choice scores 512 queries at a time, O(T² / d).
+// torch's operators; the choice scores up to 2,048 queries at a time, O(T² / d).
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "nn/initial_values.h"
@@ -32,7 +33,10 @@
 namespace assay::nn {
 namespace {
 
-constexpr int64_t kQueriesAtOnce = 512;  // whose scores of compressed blocks are held together
+// Queries whose scores of compressed blocks are held together. Larger parts of a short sequence
+// would score many blocks that their queries have not read; smaller parts of a long one would leave
+// a GPU waiting for launches.
+int64_t queries_at_once(int64_t time) { return std::clamp<int64_t>(time / 8, 512, 2048); }
 
 // φ: blocks [..., l·D] → [..., D]. It keeps the size of keys and values, so that the compressed
 // ones start as large as the others.
@@ -245,7 +249,7 @@ struct NativeSparseAttention final : Mixer, HeadwiseMixer {
   at::Tensor choose(const at::Tensor& q, const at::Tensor& block_k, int64_t past) const {
     const at::NoGradGuard no_grad;
     std::vector<at::Tensor> chosen;
-    for (const at::Tensor& part : q.split(kQueriesAtOnce, 1)) {
+    for (const at::Tensor& part : q.split(queries_at_once(q.size(1)), 1)) {
       const at::Tensor seen = block_k.narrow(1, 0, blocks_of(past + part.size(1)));
       chosen.push_back(best(part, seen, past));
       past += part.size(1);
@@ -308,6 +312,9 @@ struct NativeSparseAttention final : Mixer, HeadwiseMixer {
     const double compressing = 4 * runs * width * width * double(config.compress_length + 1);
     return (compressing + heads * width * (6 * scored + 4 * read)) / double(time);
   }
+
+  // 2: more than 4,096 tokens are scored in larger parts, whose sums are rounded otherwise.
+  int numerics() const override { return 2; }
 
   Config config;
   const Cache past_k = add_cache("k");
