@@ -92,7 +92,9 @@ class RanksOfOneModel : public testing::Test {
  protected:
   void SetUp() override { synthesize(folder_); }
   void TearDown() override {
-    for (const char* name : {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}) ::unsetenv(name);
+    for (const char* name : {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_WORLD_SIZE",
+                             "NCCL_P2P_DISABLE", "NCCL_SOCKET_IFNAME", "NCCL_HOSTID"})
+      ::unsetenv(name);
   }
   // As torchrun would start it.
   Process start(int rank, int size, int port, const std::string& arguments) {
@@ -187,13 +189,44 @@ TEST_F(RanksOfOneModel, RanksInBfloat16GiveTheBytesOfOneProcess) {
   }
 }
 
+std::string train_on_gpu(const std::string& run, const std::string& more = "") {
+  std::string command = train(run, kSlices + more);
+  command.replace(command.find("--device cpu"), 12, "--device cuda");
+  return command;
+}
+
 TEST_F(RanksOfOneModel, CudaGpusThatReadEachOthersMemoryGiveTheBytesOfOne) {
-  const Outcome both = run(folder_.path(), train("gpus2", kSlices + "--gpus 2"));
+  const Outcome both = run(folder_.path(), train_on_gpu("gpus2", "--gpus 2"));
   if (both.error.find("this host has") != std::string::npos)
     GTEST_SKIP() << "fewer than two CUDA devices";
   ASSERT_EQ(both.exit_code, 0) << both.error;
-  ASSERT_EQ(run(folder_.path(), train("gpus1", kSlices + "--device cuda:0")).exit_code, 0);
+  ASSERT_EQ(run(folder_.path(), train_on_gpu("gpus1")).exit_code, 0);
   expect_same("gpus2", "gpus1");
+}
+
+// Two ranks share a GPU. NCCL allows it only if it takes them for two hosts.
+TEST_F(RanksOfOneModel, CudaRanksOnOneGpuGiveTheBytesOfOneProcess) {
+  const Outcome alone = run(folder_.path(), train_on_gpu("alone"));
+  if (alone.error.find("no CUDA device") != std::string::npos) GTEST_SKIP() << alone.error;
+  ASSERT_EQ(alone.exit_code, 0) << alone.error;
+  for (const bool by_nccl : {false, true}) {
+    const std::string name = by_nccl ? "nccl" : "copies";
+    const int port = free_port();
+    const auto rank = [&](int number) {
+      ::setenv("NCCL_P2P_DISABLE", by_nccl ? "1" : "0", 1);
+      ::setenv("NCCL_SOCKET_IFNAME", "lo", 1);
+      ::setenv("NCCL_HOSTID", std::to_string(number).c_str(), 1);
+      ::setenv("LOCAL_WORLD_SIZE", "2", 1);
+      return start(number, 2, port, train_on_gpu(name));
+    };
+    Process first = rank(0);
+    Process second = rank(1);
+    for (Process* process : {&first, &second}) {
+      const Outcome outcome = process->wait();
+      ASSERT_EQ(outcome.exit_code, 0) << outcome.error;
+    }
+    expect_same(name, "alone");
+  }
 }
 
 TEST_F(RanksOfOneModel, RanksThatComputeLayersAgainGiveTheBytesOfOneProcess) {
