@@ -19,8 +19,7 @@ the programs in bench/ with --json print:
     <!-- end of table -->
 
 "time=2048" between the documents leaves out rows of other lengths. Columns whose names are lengths
-are times of forward and backward in ms, in one row for each form of attention. Columns such as
-"B 32, D 64" are those of bench/compare_fla.py with these sizes: Assay, fla; their ratio.
+are times of forward and backward in ms, in one row for each form of attention.
 
 --check changes nothing and fails when a page differs from its records.
 """
@@ -219,20 +218,6 @@ def by_form(rows):
     return list(forms.values())
 
 
-def by_size(rows, columns):
-    """A row for each operator, whose cells are under the sizes that their columns name."""
-    operators = {}
-    for row in rows:
-        cells = operators.setdefault(row["operator"], {"operator": row["operator"]})
-        for column in columns[1:]:
-            sizes = dict(part.split() for part in column.split(", "))
-            if all(row[name] == int(value) for name, value in sizes.items()):
-                ours, theirs = row["assay both"], row["fla both"]
-                ratio = f"; {row['fla / assay']:.1f}" if "fla / assay" in row else ""
-                cells[column] = f"{figure(ours)}, {figure(theirs)}{ratio}"
-    return list(operators.values())
-
-
 def bench_table(match):
     columns = [column.strip() for column in match["columns"].split("|")]
     rows = []
@@ -244,8 +229,6 @@ def bench_table(match):
             rows += with_ratios(json.loads((RESULTS / "bench" / f"{name}.json").read_text()))
     if columns[1].isdigit():
         rows = by_form(rows)
-    if ", " in columns[1] and "fla both" in rows[0]:
-        rows = by_size(rows, columns)
     return markdown(match, columns, [[bench_cell(row, name) for name in columns] for row in rows])
 
 

@@ -92,7 +92,6 @@ at::Tensor Projection::operator()(const at::Tensor& x) const {
                             : ops::linear_glu(x, w, b, activation, w.is_same(weight));
 }
 
-// The weight that training keeps has the bits of one that is converted here.
 at::Tensor Projection::weight_in(at::ScalarType dtype) const {
   const bool is_kept = dtype == at::kBFloat16 && rounded && rounded->is_of(weight);
   return is_kept ? rounded->value : weight.to(dtype);

@@ -66,6 +66,7 @@ struct Projection {
   c10::intrusive_ptr<ops::GradientPlace> gradient_place = {};
   c10::intrusive_ptr<ops::RoundedWeight> rounded = {};
   at::Tensor operator()(const at::Tensor& x) const;
+  // The weight converted to `dtype`, or the rounded one that training keeps, with the same bits.
   at::Tensor weight_in(at::ScalarType dtype) const;
 };
 

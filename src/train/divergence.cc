@@ -52,9 +52,10 @@ std::string DivergenceCheck::first_nonfinite(int64_t step) {
   };
   run_forward(step);
   model_.watch = nullptr;
-  std::map<const void*, at::Tensor> kept;  // by ranks that divide the weights
+  std::map<const void*, at::Tensor> kept;  // ranks have a part only of these weights in float32
   for (const nn::Linear* linear : nn::linears_of(model_))
-    kept[linear->weight.unsafeGetTensorImpl()] = linear->projection().weight_in(at::kBFloat16);
+    if (linear->rounded && linear->rounded->is_of(linear->weight))
+      kept[linear->weight.unsafeGetTensorImpl()] = linear->rounded->value;
   for (const auto& item : model_.named_parameters()) {
     const auto found = kept.find(item.value().unsafeGetTensorImpl());
     const at::Tensor& value = found == kept.end() ? item.value() : found->second;

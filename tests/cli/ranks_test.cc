@@ -189,6 +189,20 @@ TEST_F(RanksOfOneModel, RanksInBfloat16GiveTheBytesOfOneProcess) {
   }
 }
 
+// Ranks have parts only of the float32 weights, which must not be named as the first NaN.
+TEST_F(RanksOfOneModel, RanksNameTheFirstNonFiniteValueAsOneProcess) {
+  const auto place = [&](const std::string& name, const std::string& more) {
+    const std::string bad =
+        "--set train.precision=bf16 --set train.clip=0 --set train.learning_rate=1e30 ";
+    const Outcome outcome = run(folder_.path(), train(name, kSlices + bad + more));
+    EXPECT_EQ(outcome.exit_code, 1) << outcome.error;
+    const size_t begin = outcome.error.find("first non-finite value");
+    EXPECT_NE(begin, std::string::npos) << outcome.error;
+    return outcome.error.substr(begin, outcome.error.find(';', begin) - begin);
+  };
+  EXPECT_EQ(place("ranks2", "--ranks 2"), place("alone", ""));
+}
+
 std::string train_on_gpu(const std::string& run, const std::string& more = "") {
   std::string command = train(run, kSlices + more);
   command.replace(command.find("--device cpu"), 12, "--device cuda");
