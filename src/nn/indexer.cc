@@ -22,9 +22,10 @@ at::Tensor column(int64_t first, int64_t count, const at::Tensor& like) {
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& t, int64_t heads) {
   const at::Tensor by_key_head = q.transpose(1, 2).unflatten(1, {k.size(2), -1});
   const at::Tensor keys = k.permute({0, 2, 3, 1}).unsqueeze(2);  // [B, Hk, 1, D, S]
-  const at::Tensor score = wide(at::matmul(by_key_head, keys)).flatten(1, 2);
-  const at::Tensor later = at::arange(k.size(1), t.options()) > t;
-  return at::softmax(score.masked_fill(later, -INFINITY), -1).unflatten(1, {heads, -1}).mean(2);
+  at::Tensor score = wide(at::matmul(by_key_head, keys)).flatten(1, 2);
+  score.masked_fill_(at::arange(k.size(1), t.options()) > t, -INFINITY);
+  const at::Tensor weight = at::softmax(score, -1);
+  return weight.size(1) == heads ? weight : weight.unflatten(1, {heads, -1}).mean(2);
 }
 
 }  // namespace
@@ -111,8 +112,10 @@ at::Tensor Indexer::loss(const at::Tensor& queries, const at::Tensor& all_keys,
     at::Tensor target =
         attention(mixer_q.narrow(1, first, count), mixer_k.slice(1, 0, end), t, options.heads);
     if (pools_keys())
-      target = target.slice(-1, 0, units * size).unflatten(-1, {units, size}).sum(-1);
-    target = target.masked_fill(unseen, 0);
+      target = target.slice(-1, 0, units * size)
+                   .unflatten(-1, {units, size})
+                   .sum(-1)
+                   .masked_fill_(unseen, 0);
     target = target / target.sum(-1, /*keepdim=*/true).clamp_min(1e-30);
     const at::Tensor part = q.narrow(1, first, count);
     const at::Tensor b = keys.slice(1, 0, units);
