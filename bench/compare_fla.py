@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Times operators and layers next to those of flash-linear-attention (fla) on one GPU.
 
-    pip install assay-*.whl 'flash-linear-attention[cuda]'
+    pip install assay-*.whl 'flash-linear-attention[cuda]' mamba-ssm
     python3 bench/compare_fla.py --shapes 32x2048 1x102400
 
 Both sides compute the same function in one process from the same bfloat16 inputs, with 768 channels
@@ -9,7 +9,8 @@ in heads of D for keys and values. Each time is the median of --calls calls afte
 milliseconds, of the forward pass and of both passes through autograd. "difference" is the largest
 relative difference of the output and of the gradients, as norms of whole tensors; layers have
 weights of their own. Forgetting attention includes the sums of its gates, and KDA on the side of
-Assay the products that make it RWKV-7's rule. Triton compiles for minutes before the first times.
+Assay the products that make it RWKV-7's rule. fla's layer of Mamba-3 calls the kernels of
+mamba-ssm, the package of its authors. Triton compiles for minutes before the first times.
 """
 
 import argparse
@@ -120,6 +121,18 @@ def layer(kind, their_name, sizes):
     return form
 
 
+def mamba3_layer(batch, time, dim):
+    import fla.layers
+
+    x = normal(batch, time, CHANNELS)
+    their_layer = fla.layers.Mamba3(CHANNELS, head_dim=dim).to("cuda")
+    for part in ("in_proj", "out_proj", "B_norm", "C_norm"):  # the kernels take the rest in float32
+        getattr(their_layer, part).to(torch.bfloat16)
+    own_layer = assay.nn.Mixer("mamba3", CHANNELS, head_dim=dim, decay="softplus", device="cuda")
+    theirs = (lambda: their_layer(x)[0], [x, *their_layer.parameters()])
+    return theirs, (lambda: own_layer(x)[0], [x, *own_layer.parameters()])
+
+
 FORMS = {
     "kda": kda,
     "rwkv7": rwkv7,
@@ -128,6 +141,7 @@ FORMS = {
     "layer of forgetting attention": layer(
         "forgetting_attention", "ForgettingAttention", lambda dim: {}
     ),
+    "layer of mamba3": mamba3_layer,
 }
 
 

@@ -9,6 +9,7 @@
 #include "base/random.h"
 #include "nn/initial_values.h"
 #include "nn/mixer.h"
+#include "ops/core/tensors.h"
 #include "ops/recurrence/linear_attention/linear_attention.h"
 #include "ops/rowwise/gated_norm/gated_norm.h"
 #include "ops/rowwise/glu/glu.h"
@@ -217,25 +218,10 @@ int64_t head_width(const char* mixer, int64_t width, int64_t num_heads) {
   return width / num_heads;
 }
 
-// Linear attention whose queries and keys are 1. cumsum of torch is not deterministic on CUDA.
-at::Tensor sums_by_products(const at::Tensor& x) {
-  constexpr int64_t kChunk = 64;
-  const int64_t time = x.size(1);
-  const int64_t size = std::min(time, kChunk);
-  if (size < 2) return x;
-  const int64_t chunks = (time + size - 1) / size;
-  const at::Tensor steps = at::constant_pad_nd(x, {0, 0, 0, chunks * size - time});
-  const at::Tensor within =
-      at::matmul(at::ones({size, size}, x.options()).tril_(), steps.unflatten(1, {chunks, size}));
-  if (chunks == 1) return within.squeeze(1);
-  const at::Tensor whole = sums_by_products(within.select(2, size - 1).slice(1, 0, chunks - 1));
-  const at::Tensor before = at::constant_pad_nd(whole, {0, 0, 1, 0}).unsqueeze(2);
-  return (within + before).flatten(1, 2).slice(1, 0, time);
-}
-
+// On CPUs, linear attention whose queries and keys are 1.
 at::Tensor running_sum(const at::Tensor& x, State& state, const std::string& name) {
   if (!x.is_cpu()) {
-    at::Tensor sums = sums_by_products(x.flatten(2)).view_as(x);
+    at::Tensor sums = ops::prefix_sums(x.flatten(2)).view_as(x);
     if (const auto before = state.find(name)) sums = sums + before->squeeze(2).unsqueeze(1);
     state[name] = sums.select(1, -1).unsqueeze(2).clone();
     return sums;

@@ -147,9 +147,6 @@ class State;  // nn/state.h
 // The sums of x [B, T, H, D] (fp32 or fp64) along time, in the same shape. They continue those of
 // the pieces before, whose last one is state[name] [B, H, 1, D], and replace it.
 at::Tensor running_sum(const at::Tensor& x, State& state, const std::string& name);
-// The sums of x [B, T, D] along time, in the same shape, by products with triangles of ones: for
-// GPUs, where at::cumsum is not deterministic.
-at::Tensor sums_by_products(const at::Tensor& x);
 
 // Rotary position embedding on the two halves of a head. [RoFormer, eq. 34]
 //   (x₁, x₂) ← (x₁ cos θ − x₂ sin θ, x₂ cos θ + x₁ sin θ),  θ = position · base^(−2i/D)

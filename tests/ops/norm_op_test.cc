@@ -6,6 +6,7 @@
 #include "ops/rows.h"
 #include "ops/rowwise/delta_inputs/delta_inputs.h"
 #include "ops/rowwise/gated_norm/gated_norm.h"
+#include "ops/rowwise/mamba3_elements/mamba3_elements.h"
 #include "ops/rowwise/norm/norm.h"
 #include "ops/rowwise/rwkv7_elements/rwkv7_elements.h"
 #include "ops/rowwise/unit_length/unit_length.h"
@@ -226,6 +227,7 @@ void expect_rowwise_on(at::Device device, int sequences, int parameters, F f, Re
           [&](const Tensors& in) { return reference(in, c.groups); }, dtype, device);
 }
 Tensors list_of(const Rwkv7Prepared& p) { return {p.log_decay, p.k, p.minus_removed, p.added}; }
+Tensors list_of(const Mamba3Written& p) { return {p.written, p.x}; }
 Tensors list_of(const DeltaRuleInputs& p) { return {p.log_decay, p.q, p.written, p.removed}; }
 // One number per head from numbers per channel.
 at::Tensor per_head(const at::Tensor& x, int64_t heads) {
@@ -303,6 +305,28 @@ const RowwiseOp kRowwiseOps[] = {
              return list_of(rwkv7_prepare_reference(in[0], in[1], in[2], in[3], in[4], heads));
            });
      }},
+    {"mamba3_write",
+     [](at::Device device) {
+       expect_rowwise_on(
+           device, 2, 0,
+           [](const Tensors& in, int64_t heads) -> Tensors {
+             return list_of(mamba3_write(in[0], per_head(in[1], heads)));
+           },
+           [](const Tensors& in, int64_t heads) -> Tensors {
+             return list_of(mamba3_write_reference(in[0], per_head(in[1], heads)));
+           });
+     }},
+    {"mamba3_output",
+     [](at::Device device) {
+       expect_rowwise_on(
+           device, 4, 0,
+           [](const Tensors& in, int64_t heads) -> Tensors {
+             return {mamba3_output(in[0], in[1], in[2], per_head(in[3], heads))};
+           },
+           [](const Tensors& in, int64_t heads) -> Tensors {
+             return {mamba3_output_reference(in[0], in[1], in[2], per_head(in[3], heads))};
+           });
+     }},
     {"rwkv7_values",
      [](at::Device device) {
        expect_rowwise_on(
@@ -372,6 +396,11 @@ TEST(RowwiseOp, GradientsEqualFiniteDifferences) {
     const auto p = rwkv7_prepare(in[0], in[1], in[2], in[3], in[4], 2);
     return at::cat({p.log_decay, p.k, p.minus_removed, p.added}, 1);
   });
+  check("mamba3_write", {rows(), rows()}, [](const Tensors& in) {
+    return at::cat(list_of(mamba3_write(in[0], per_head(in[1], 2))), 1);
+  });
+  check("mamba3_output", {rows(), rows(), rows(), rows()},
+        [](const Tensors& in) { return mamba3_output(in[0], in[1], in[2], per_head(in[3], 2)); });
   check("rwkv7_values", {rows(), rows(), rows()},
         [](const Tensors& in) { return rwkv7_values(in[0], in[1], in[2]); });
   check("rwkv7_output", {rows(), rows(), rows(), rows(), rows(), row()}, [](const Tensors& in) {
@@ -398,6 +427,10 @@ TEST(RowwiseOp, BadArgumentsAreNamed) {
   EXPECT_THROW(unit_length(x, 1e-6, 4), c10::ValueError);
   EXPECT_THROW(rwkv7_prepare(x, x, x, w, torch::ones({5}), 2), c10::ValueError);
   EXPECT_THROW(rwkv7_prepare(x, x, x, w, w, 4), c10::ValueError);
+  EXPECT_THROW(mamba3_write(x, torch::ones({3, 4})), c10::ValueError);
+  EXPECT_THROW(mamba3_write(x, torch::ones({2})), c10::ValueError);
+  EXPECT_THROW(mamba3_output(x, x, x, torch::ones({2, 2})), c10::ValueError);
+  EXPECT_THROW(mamba3_output(x, x.slice(0, 1), x, beta), c10::ValueError);
   EXPECT_THROW(rwkv7_values(x, x, x[0]), c10::ValueError);
   EXPECT_THROW(rwkv7_output(x, x, x, x, x.slice(1, 1), w, 2), c10::ValueError);
 }

@@ -18,6 +18,7 @@
 #include "nn/mixer.h"
 #include "ops/core/split.h"
 #include "ops/recurrence/linear_attention/linear_attention.h"
+#include "ops/rowwise/mamba3_elements/mamba3_elements.h"
 
 namespace assay::nn {
 namespace {
@@ -78,17 +79,19 @@ struct Mamba3 final : ProjectedMixer {
   at::Tensor mix(const at::Tensor& projected, State& state) override {
     const auto part = ops::split(projected, {inner, inner, groups, groups, 3 * num_heads, pairs});
     const auto gates = wide(part[4]).chunk(3, -1);
-    const at::Tensor x = split_heads(part[1], num_heads);
-    const auto scaled = [&](const at::Tensor& f) { return x * f.unsqueeze(-1).type_as(x); };
     const at::Tensor delta = at::softplus(gates[0] + dt_bias);
     const at::Tensor present = gates[2].sigmoid() * delta;
     const at::Tensor past = delta - present;
-    const at::Tensor turns = (wide(part[5]).tanh() * std::numbers::pi).unsqueeze(2);
-    const at::Tensor angle = running_sum(delta.unsqueeze(-1) * turns, state, "angle");
-    state["angle"] = at::remainder(state["angle"], 2 * std::numbers::pi);
-    const at::Tensor turn = at::polar(at::ones_like(angle), angle);  // complex
-    const at::Tensor B = turned(*B_norm, part[2], B_bias, turn);
-    const at::Tensor C = turned(*C_norm, part[3], C_bias, turn);
+    const at::Tensor turns = wide(part[5]).tanh() * std::numbers::pi;
+    const auto groups_of = [&](const Norm& norm_of_group, const at::Tensor& all) {
+      return norm_of_group.forward(split_heads(all, config.num_groups));
+    };
+    std::optional<at::Tensor> before = state.find("angle");
+    if (before) before = before->squeeze(2);
+    const auto [B, C, dot, angle] =
+        ops::mamba3_rotate(groups_of(*B_norm, part[2]), groups_of(*C_norm, part[3]), B_bias, C_bias,
+                           delta, turns, before);
+    state["angle"] = angle.unsqueeze(2);
     const at::Tensor later = at::constant_pad_nd(past.slice(1, 1), {0, 0, 0, 1});
     std::optional<at::Tensor> first = state.find("S");
     if (first)
@@ -97,27 +100,21 @@ struct Mamba3 final : ProjectedMixer {
     const at::Tensor& a = gates[1];
     const at::Tensor h =
         config.decay == "softplus" ? at::softplus(a) : (1 + at::relu(a)) / (1 + at::relu(-a));
+    const auto [written, x] = ops::mamba3_write(part[1], present + later);
     at::Tensor y;
-    std::tie(y, state["S"]) =
-        ops::simple_gla(C, B, scaled(present + later), -delta * h.clamp_min(1e-4), 1, first);
+    std::tie(y, state["S"]) = ops::simple_gla(C, B, split_heads(written, num_heads),
+                                              -delta * h.clamp_min(1e-4), 1, first);
+    const at::Tensor heads = split_heads(x, num_heads);
     state["B"] = B.select(1, -1).clone();
-    state["x"] = x.select(1, -1).clone();
-    y = (y + scaled(D - later * wide((B * C).sum(-1)))).flatten(2);
-    return out_proj->forward(norm ? norm->forward_then_gate(y, part[0]) : y * at::silu(part[0]));
+    state["x"] = heads.select(1, -1).clone();
+    const at::Tensor skip = D - later * dot;
+    if (!norm) return out_proj->forward(ops::mamba3_output(y.flatten(2), x, part[0], skip));
+    const at::Tensor skipped = heads * skip.unsqueeze(-1).type_as(x);
+    return out_proj->forward(norm->forward_then_gate((y + skipped).flatten(2), part[0]));
   }
 
-  // [B, T, G · N], turn = exp(i θ) [B, T, H, pairs] → R(θ) (norm(x) + bias) [B, T, H, N]
-  at::Tensor turned(const Norm& norm_of_group, const at::Tensor& x, const at::Tensor& bias,
-                    const at::Tensor& turn) const {
-    const at::Tensor normed = norm_of_group.forward(split_heads(x, config.num_groups));
-    const at::Tensor of_group = bias.to(x.scalar_type()).unflatten(0, {config.num_groups, -1});
-    const at::Tensor heads = (normed.unsqueeze(3) + of_group).flatten(2, 3);
-    const at::Tensor rotating = wide(heads.narrow(-1, 0, 2 * pairs)).contiguous();
-    const at::Tensor pair = at::view_as_complex(rotating.unflatten(-1, {pairs, 2})) * turn;
-    const at::Tensor both = at::view_as_real(pair).flatten(-2).to(x.scalar_type());
-    return at::cat({both, heads.slice(-1, 2 * pairs)}, -1);
-  }
-
+  // 2: B and C are rounded once, after the rotation.
+  int numerics() const override { return 2; }
   double mixing_flops(int64_t) const override {
     return double(5 * inner * config.state_size + num_heads * (2 * config.state_size + 12 * pairs));
   }

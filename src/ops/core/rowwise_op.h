@@ -30,6 +30,9 @@ template <class F>
 struct RowwiseFunction : torch::autograd::Function<RowwiseFunction<F>> {
   using Tensors = torch::autograd::variable_list;
 
+  static constexpr bool kHasParameters = F::kParameters > 0;
+  static constexpr size_t kFirstStatistic = F::kInputs + kHasParameters;
+
   static Rowwise<F> describe(const Tensors& saved, double eps, int64_t groups) {
     const at::Tensor& x = saved[0];
     Rowwise<F> p{kernel_dtype(x.scalar_type()),
@@ -46,21 +49,18 @@ struct RowwiseFunction : torch::autograd::Function<RowwiseFunction<F>> {
       p.in[n] = data(saved[n]);
       p.row_stride[n] = saved[n].stride(0);
     }
-    p.parameters = data(saved[F::kInputs]);
+    if (kHasParameters) p.parameters = data(saved[F::kInputs]);
     for (int n = 0; n < F::kStatistics; ++n)
-      p.statistics[n] = data(saved[size_t(F::kInputs + 1 + n)]);
+      p.statistics[n] = data(saved[kFirstStatistic + size_t(n)]);
     return p;
   }
-
-  static_assert(F::kStatistics == 0 || F::kParameters > 0);
 
   // in: inputs [rows, D] and, if there are any, the parameters [kParameters, D] and after them the
   // statistics [rows, groups].
   static Tensors forward(torch::autograd::AutogradContext* ctx, at::TensorList in, double eps,
                          int64_t groups) {
-    Tensors saved = in.vec();
+    const Tensors saved = in.vec();
     Tensors out;
-    saved.resize(F::kInputs + 1 + F::kStatistics);
     Rowwise<F> p = describe(saved, eps, groups);
     for (int n = 0; n < F::kOutputs; ++n) {
       const auto dtype = saved[0].scalar_type();
@@ -98,10 +98,10 @@ struct RowwiseFunction : torch::autograd::Function<RowwiseFunction<F>> {
       bwd.din[n] = data(din[n]);
       bwd.din_stride[n] = din[n].stride(0);
     }
-    if (F::kParameters > 0) din.push_back(at::empty_like(saved[F::kInputs]));
-    bwd.dparameters = F::kParameters > 0 ? data(din.back()) : nullptr;
+    if (kHasParameters) din.push_back(at::empty_like(saved[F::kInputs]));
+    bwd.dparameters = kHasParameters ? data(din.back()) : nullptr;
     for (int n = 0; n < F::kStatistics; ++n) {
-      din.push_back(at::empty_like(saved[size_t(F::kInputs + 1 + n)]));
+      din.push_back(at::empty_like(saved[kFirstStatistic + size_t(n)]));
       bwd.dstatistics[n] = data(din.back());
     }
     dispatch(

@@ -1,7 +1,10 @@
 #include "ops/core/tensors.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/ones.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
@@ -120,6 +123,21 @@ Stream current_stream(const at::Device& device) {
 }
 at::Tensor workspace(size_t bytes, const at::Device& device) {
   return at::empty({int64_t(bytes)}, at::TensorOptions().dtype(at::kByte).device(device));
+}
+
+at::Tensor prefix_sums(const at::Tensor& x) {
+  constexpr int64_t kChunk = 64;
+  const int64_t time = x.size(1);
+  const int64_t size = std::min(time, kChunk);
+  if (size < 2) return x;
+  const int64_t chunks = (time + size - 1) / size;
+  const at::Tensor steps = at::constant_pad_nd(x, {0, 0, 0, chunks * size - time});
+  const at::Tensor within =
+      at::matmul(at::ones({size, size}, x.options()).tril_(), steps.unflatten(1, {chunks, size}));
+  if (chunks == 1) return within.squeeze(1);
+  const at::Tensor whole = prefix_sums(within.select(2, size - 1).slice(1, 0, chunks - 1));
+  const at::Tensor before = at::constant_pad_nd(whole, {0, 0, 1, 0}).unsqueeze(2);
+  return (within + before).flatten(1, 2).slice(1, 0, time);
 }
 
 }  // namespace assay::ops

@@ -54,6 +54,10 @@ inline at::Tensor or_undefined(const OptionalTensor& tensor) {
   return tensor.value_or(at::Tensor());
 }
 
+// The sums of x [B, T, D] along time, in the same shape, by products with triangles of ones: for
+// GPUs, where at::cumsum is not deterministic.
+at::Tensor prefix_sums(const at::Tensor& x);
+
 // Whether a call with these tensors is recorded for a backward pass. Undefined ones do not count.
 bool wants_gradient(std::initializer_list<at::Tensor> tensors);
 

@@ -1,19 +1,18 @@
-// Parts of layers that only a GPU calls, on the CPU.
-#include "nn/layers.h"
+// Functions of tensors that operators call.
+#include "ops/core/tensors.h"
 
+#include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "testing.h"
-
-namespace assay::nn {
+namespace assay::ops {
 namespace {
 
-TEST(SumsByProducts, EqualCumulativeSumsAndTheirGradients) {
+TEST(PrefixSums, EqualCumulativeSumsAndTheirGradients) {
   for (const int64_t time : {1, 2, 63, 64, 65, 129, 4097}) {
     SCOPED_TRACE(testing::Message() << "T " << time);
     const at::Tensor x = at::randn({2, time, 3}, at::kDouble).requires_grad_();
     const at::Tensor weights = at::randn_like(x);
-    const at::Tensor sums = sums_by_products(x);
+    const at::Tensor sums = prefix_sums(x);
     const at::Tensor expected = x.cumsum(1);
     EXPECT_LE((sums - expected).abs().max().item<double>(), 1e-10);
     const auto gradient = [&](const at::Tensor& y) {
@@ -24,4 +23,4 @@ TEST(SumsByProducts, EqualCumulativeSumsAndTheirGradients) {
 }
 
 }  // namespace
-}  // namespace assay::nn
+}  // namespace assay::ops
