@@ -218,6 +218,14 @@ def by_form(rows):
     return list(forms.values())
 
 
+def by_size(rows):
+    operators = {}
+    for row in rows:
+        operator = operators.setdefault(row["operator"], {"operator": row["operator"]})
+        operator[row["size"]] = row["kernel, ms"]
+    return list(operators.values())
+
+
 def bench_table(match):
     columns = [column.strip() for column in match["columns"].split("|")]
     rows = []
@@ -226,9 +234,13 @@ def bench_table(match):
         if value:
             rows = [row for row in rows if str(row[key]) == value]
         else:
-            rows += with_ratios(json.loads((RESULTS / "bench" / f"{name}.json").read_text()))
+            document = json.loads((RESULTS / "bench" / f"{name}.json").read_text())
+            size = f"B {document.get('batch')}, T {document.get('time')}"
+            rows += [{**row, "size": size} for row in with_ratios(document)]
     if columns[1].isdigit():
         rows = by_form(rows)
+    if columns[1].startswith("B "):
+        rows = by_size(rows)
     return markdown(match, columns, [[bench_cell(row, name) for name in columns] for row in rows])
 
 
