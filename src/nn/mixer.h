@@ -41,8 +41,8 @@ struct Mixer : Module {
   // For probes: softmax weights [B, H, T, T] of a whole sequence x [B, T, d_model]; undefined where
   // there are none.
   virtual at::Tensor attention_weights(const at::Tensor& /*x*/) const { return {}; }
-  // Raised when starting values, learning rates or weight decay of parameters, or the rounding of
-  // forward(), change without a field of the configuration. A run's key covers it.
+  // Raised when starting values, learning rates or weight decay of parameters, or results by more
+  // than rounding, change without a field of the configuration. A run's key covers it.
   virtual int numerics() const { return 1; }
 
   const std::vector<Cache>& caches() const { return caches_; }

@@ -113,8 +113,6 @@ struct Mamba3 final : ProjectedMixer {
     return out_proj->forward(norm->forward_then_gate((y + skipped).flatten(2), part[0]));
   }
 
-  // 2: B and C are rounded once, after the rotation.
-  int numerics() const override { return 2; }
   double mixing_flops(int64_t) const override {
     return double(5 * inner * config.state_size + num_heads * (2 * config.state_size + 12 * pairs));
   }
