@@ -52,7 +52,7 @@ std::string DivergenceCheck::first_nonfinite(int64_t step) {
   };
   run_forward(step);
   model_.watch = nullptr;
-  std::map<const void*, at::Tensor> kept;  // ranks have a part only of these weights in float32
+  std::map<const void*, at::Tensor> kept;  // ranks have only parts of them in float32
   for (const nn::Linear* linear : nn::linears_of(model_))
     if (linear->rounded && linear->rounded->is_of(linear->weight))
       kept[linear->weight.unsafeGetTensorImpl()] = linear->rounded->value;

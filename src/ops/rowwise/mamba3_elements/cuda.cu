@@ -33,7 +33,7 @@ struct Layout {
   }
   __host__ __device__ int lanes() const { return 1 << lane_bits; }
   unsigned threads() const { return unsigned(ceil_div(heads * lanes(), 32) * 32); }
-  // rows whose values are added up at once, and numbers in shared memory for the values of one
+  // Rows whose values are added up together, and numbers in shared memory for the values of one.
   __host__ __device__ int rows() const { return lane_bits < 5 ? 4 : 2; }
   __host__ __device__ int row_size(unsigned threads) const {
     return int(threads / 32) * 2 * lanes() * kStride;

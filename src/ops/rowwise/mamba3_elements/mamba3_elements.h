@@ -7,10 +7,13 @@
 
 namespace assay::ops {
 
+// All throw ValueError naming the argument when a shape, dtype or device does not fit. The
+// references are plain tensor arithmetic and define the results.
+
 // b and c are [B, T, G, N] (fp32, fp64, bf16), where G divides the H heads; biases are [H, N].
 // Steps Δ are [B, T, H] and turns [B, T, P] with 2 P ≤ N: at step t, pair i of the channels of head
 // h turns by another Δ[t, h] turns[t, i]. `angle` [B, H, P] is that before the first step, 0 if
-// absent. ValueError naming the argument when a shape does not fit.
+// absent.
 struct Mamba3Rotated {
   // b and c [B, T, H, N] in the dtype of b
   at::Tensor b;
