@@ -219,10 +219,11 @@ def by_form(rows):
 
 
 def by_size(rows):
+    """A row for each operator, with a column for each size."""
     operators = {}
     for row in rows:
         operator = operators.setdefault(row["operator"], {"operator": row["operator"]})
-        operator[row["size"]] = row["kernel, ms"]
+        operator[f"B {row['batch']}, T {row['time']}"] = row["kernel, ms"]
     return list(operators.values())
 
 
@@ -235,8 +236,8 @@ def bench_table(match):
             rows = [row for row in rows if str(row[key]) == value]
         else:
             document = json.loads((RESULTS / "bench" / f"{name}.json").read_text())
-            size = f"B {document.get('batch')}, T {document.get('time')}"
-            rows += [{**row, "size": size} for row in with_ratios(document)]
+            facts = {name: value for name, value in document.items() if name != "rows"}
+            rows += [facts | row for row in with_ratios(document)]
     if columns[1].isdigit():
         rows = by_form(rows)
     if columns[1].startswith("B "):

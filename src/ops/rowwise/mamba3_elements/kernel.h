@@ -32,10 +32,10 @@ struct Mamba3Rotate {
 // With v = R(−θ) db', u = v + ddot c and ψ_i = v_{2i+1} b_{2i} − v_{2i} b_{2i+1} for b and for c:
 // db and dbias are sums of u over heads and over steps, and dθ_i is ψ_i of b and c together.
 // The gradient of Δ_s turns_s is Σ_{t ≥ s} dθ_t. A kernel adds up the steps of a chunk, so what
-// later chunks add to dsteps and dturns is missing. Heads of a group may be divided into `slices`.
+// later chunks add to dsteps and dturns is missing. Heads of a group may be divided
+// into slices(forward) parts.
 struct Mamba3RotateBackward {
-  Mamba3Rotate forward;  // its outputs are not touched
-  int64_t slices;
+  Mamba3Rotate forward;    // its outputs are not touched
   const void* drotated_b;  // in  [B, T, H, N]
   const void* drotated_c;  // in  [B, T, H, N]
   const void* ddot;        // in  [B, T, H] real

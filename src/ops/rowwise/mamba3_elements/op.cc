@@ -105,13 +105,13 @@ struct RotateFunction : torch::autograd::Function<RotateFunction> {
     at::Tensor dc;
     at::Tensor dturns;
     launch(b.device(), [&](auto stream) {
-      bwd.slices = cuda::slices(bwd.forward);
+      const int64_t slices = cuda::slices(bwd.forward);
       auto parts = b.sizes().vec();
-      parts.insert(parts.begin(), bwd.slices);
+      parts.insert(parts.begin(), slices);
       db = at::empty(parts, steps.options());
       dc = at::empty_like(db);
       dturns =
-          at::empty({bwd.slices * b.size(2), b.size(0), b.size(1), turns.size(2)}, steps.options());
+          at::empty({slices * b.size(2), b.size(0), b.size(1), turns.size(2)}, steps.options());
       bwd.db = data(db);
       bwd.dc = data(dc);
       bwd.dturns = data(dturns);
@@ -138,13 +138,15 @@ struct RotateFunction : torch::autograd::Function<RotateFunction> {
   }
 };
 
-void check_factor(const char* op, const char* name, const at::Tensor& factor, const at::Tensor& x) {
-  TORCH_CHECK_VALUE(factor.dim() == x.dim() && factor.size(-1) > 0, op, ": ", name, " has shape ",
-                    factor.sizes(), ", expected [..., heads]");
-  auto shape = x.sizes().vec();
+// One factor per head of each row of `like`.
+void check_factor(const char* op, const char* name, const at::Tensor& factor, const char* like_name,
+                  const at::Tensor& like) {
+  TORCH_CHECK_VALUE(factor.dim() == like.dim() && factor.size(-1) > 0, op, ": ", name,
+                    " has shape ", factor.sizes(), ", expected [..., heads]");
+  auto shape = like.sizes().vec();
   shape.back() = factor.size(-1);
   check_shape(op, name, factor, shape, "[..., heads]");
-  check_like(op, name, factor, "x", x);
+  check_like(op, name, factor, like_name, like);
 }
 
 }  // namespace
@@ -170,11 +172,14 @@ Mamba3Rotated mamba3_rotate(const at::Tensor& b, const at::Tensor& c, const at::
   check_shape(kRotate, "steps", steps, {batch, time, heads}, "[B, T, H]");
   check_shape(kRotate, "turns", turns, {batch, time, pairs}, "[B, T, P]");
   if (angle) check_shape(kRotate, "angle", *angle, {batch, heads, pairs}, "[B, H, P]");
-  const OptionalTensor all[] = {c, b_bias, c_bias, steps, turns, angle};
-  const char* const names[] = {"c", "b_bias", "c_bias", "steps", "turns", "angle"};
-  check_like(kRotate, "b", b, "b", b);
-  for (size_t n = 0; n < std::size(all); ++n)
-    if (all[n]) check_like(kRotate, names[n], *all[n], "b", b);
+  for (const auto& [name, tensor] : {std::pair("b", b),
+                                     {"c", c},
+                                     {"b_bias", b_bias},
+                                     {"c_bias", c_bias},
+                                     {"steps", steps},
+                                     {"turns", turns}})
+    check_like(kRotate, name, tensor, "b", b);
+  if (angle) check_like(kRotate, "angle", *angle, "b", b);
   const auto dtype = sequence_dtype({b, c});
   const auto real = real_dtype(dtype);
   const auto narrow = [&](const at::Tensor& x) { return x.to(b.scalar_type()); };
@@ -199,7 +204,7 @@ Mamba3Written mamba3_write(const at::Tensor& x, const at::Tensor& factor) {
   constexpr const char* op = "mamba3_write";
   const int64_t heads = factor.dim() > 0 ? factor.size(-1) : 0;
   check_sequences(op, heads, {{"x", x}});
-  check_factor(op, "factor", factor, x);
+  check_factor(op, "factor", factor, "x", x);
   if (!has_rowwise_kernel(x, heads)) return mamba3_write_reference(x, factor);
   const auto out = rowwise<Mamba3Write>({x}, {}, 0, heads, {factor});
   return {out[0], out[1]};
@@ -210,7 +215,7 @@ at::Tensor mamba3_output(const at::Tensor& y, const at::Tensor& x, const at::Ten
   constexpr const char* op = "mamba3_output";
   const int64_t heads = skip.dim() > 0 ? skip.size(-1) : 0;
   check_sequences(op, heads, {{"y", y}, {"x", x}, {"z", z}});
-  check_factor(op, "skip", skip, y);
+  check_factor(op, "skip", skip, "y", y);
   if (!has_rowwise_kernel(y, heads)) return mamba3_output_reference(y, x, z, skip);
   return rowwise<Mamba3Output>({y, x, z}, {}, 0, heads, {skip})[0];
 }
