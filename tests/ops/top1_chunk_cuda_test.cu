@@ -7,6 +7,7 @@
 #include <functional>
 
 #include "cuda_memory.h"
+#include "ops/attention/passes/choice.h"
 #include "ops/attention/top1_chunk/kernel.h"
 
 namespace assay::ops {
@@ -336,6 +337,69 @@ std::vector<Case> cases() {
   return out;
 }
 INSTANTIATE_TEST_SUITE_P(Shapes, Top1ChunkCuda, testing::ValuesIn(cases()));
+
+// Exact's choice on GPUs other than Hopper.
+Top1Choice choice_of(const Top1ChunkForward& p) {
+  return {.batch = p.batch,
+          .time = p.time,
+          .past = p.past,
+          .heads = p.heads,
+          .kv_heads = p.kv_heads,
+          .head_dim = p.head_dim,
+          .chunk_size = p.chunk_size,
+          .scale = p.scale,
+          .q = p.q,
+          .k = p.k,
+          .index = p.selected};
+}
+class ExactChoiceCuda : public testing::TestWithParam<Case> {};
+
+TEST_P(ExactChoiceCuda, EqualsFloat64AndItself) {
+  if (!gpu_is_seen()) GTEST_SKIP() << "no CUDA device found";
+  const Case c = GetParam();
+  Random random{std::mt19937_64(5)};
+  Device device(c);
+  Model model{c};
+  model.q = device.q.set(directions(random, c, c.heads));
+  model.k = device.k.set(directions(random, c, c.kv_heads));
+  const Top1Choice choice = choice_of(device.forward(c, model.scale()));
+  cuda::choose(choice, nullptr);
+  const std::vector<int64_t> selected = device.choices();
+  model.check_choice(selected);
+  must(cudaMemset(device.selected.data, 0xff, device.selected.size));
+  cuda::choose(choice, nullptr);
+  EXPECT_EQ(device.choices(), selected) << "two runs differ";
+}
+
+std::vector<Case> exact_cases() {
+  std::vector<Case> out;
+  for (const Case& c : cases())
+    if (c.selection == Selection::exact && c.top_k == 1 && !c.forced) out.push_back(c);
+  out.push_back({1, 450, 2, 2, 64, 1, Selection::exact});
+  out.push_back({1, 450, 2, 1, 128, 72, Selection::exact, 0});
+  return out;
+}
+INSTANTIATE_TEST_SUITE_P(Shapes, ExactChoiceCuda, testing::ValuesIn(exact_cases()));
+
+// A chunk with a NaN score counts as the best, and a query with a NaN has the first chunk.
+TEST(ExactChoiceCudaNan, CountsAsTheLargest) {
+  if (!gpu_is_seen()) GTEST_SKIP() << "no CUDA device found";
+  const Case c{1, 300, 1, 1, 64, 32, Selection::exact};
+  Random random{std::mt19937_64(5)};
+  Device device(c);
+  Numbers q = directions(random, c, 1);
+  Numbers k = directions(random, c, 1);
+  q[200 * 64] = NAN;
+  k[70 * 64 + 5] = NAN;
+  device.q.set(q);
+  device.k.set(k);
+  cuda::choose(choice_of(device.forward(c, c.scale)), nullptr);
+  const std::vector<int64_t> selected = device.choices();
+  EXPECT_EQ(selected[31], -1);
+  EXPECT_EQ(selected[200], 0);
+  for (int64_t t = 96; t < c.time; ++t)
+    if (t != 200) ASSERT_EQ(selected[size_t(t)], 2) << "query " << t;
+}
 
 // All keys of a chunk are the same multiple of one direction, so the order of the chunks is known.
 // Queries have different lengths, so that scores lie everywhere between two powers of two.

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "cuda_memory.h"
+#include "ops/attention/passes/choice.h"
 #include "ops/attention/top1_element/kernel.h"
 
 namespace assay::ops {
@@ -270,6 +271,49 @@ TEST_P(Top1ElementCuda, ChoosesTheSameWithoutGradient) {
   EXPECT_EQ(device.out.memory.bytes(), out);
 }
 
+Top1Choice choice_of(const Top1ElementForward& p) {
+  return {.batch = p.batch,
+          .time = p.time,
+          .past = p.past,
+          .heads = p.heads,
+          .kv_heads = p.kv_heads,
+          .head_dim = p.head_dim,
+          .chunk_size = 0,
+          .scale = p.scale,
+          .q = p.q,
+          .k = p.k,
+          .index = p.index,
+          .v = p.v,
+          .out = p.out};
+}
+
+// The kernels for GPUs other than Hopper.
+TEST_P(Top1ElementCuda, ChoiceAndValueGradientsAloneEqualFloat64) {
+  if (!gpu_is_seen()) GTEST_SKIP() << "no CUDA device found";
+  const Case c = GetParam();
+  Device device(c);
+  Model model{c};
+  fill(device, model);
+  const Top1ElementForward p = device.forward(c, model.scale());
+  const Top1ElementBackward g{p, device.dout.view(), {}, {}, device.dv.view()};
+  const Memory scratch(cuda::value_gradient_bytes(g));
+  std::vector<std::vector<unsigned char>> first;
+  for (int run = 0; run < 2; ++run) {
+    cuda::choose(choice_of(p), nullptr);
+    cuda::value_gradients(g, scratch.data, nullptr);
+    must(cudaDeviceSynchronize());
+    const std::vector<std::vector<unsigned char>> bytes{
+        device.index.bytes(), device.out.memory.bytes(), device.dv.memory.bytes()};
+    if (run == 0) first = bytes;
+    else EXPECT_EQ(first, bytes) << "two runs differ";
+  }
+  const std::vector<int64_t> index = device.choices();
+  model.run(index);
+  if (HasFatalFailure()) return;
+  expect_values(model, index, device.out.values());
+  EXPECT_LE(worst_row(device.dv.values(), model.dv, c.head_dim), tolerance(DType::bf16)) << "dv";
+}
+
 std::vector<Case> cases() {
   std::vector<Case> out;
   for (int64_t time : {1, 2, 63, 64, 65, 127, 128, 129, 101, 191, 193, 300, 385, 700})
@@ -314,6 +358,30 @@ TEST(Top1ElementCudaNan, StaysInItsRow) {
     const int64_t chosen = device.choices()[40];
     EXPECT_TRUE(chosen >= 0 && chosen <= 40) << chosen;
   }
+}
+
+// The same of the kernel for other GPUs, with a NaN in a key as well: all later queries see it.
+TEST(Top1ElementCudaNan, StaysInRowsOfTheChoiceAlone) {
+  if (!gpu_is_seen()) GTEST_SKIP() << "no CUDA device found";
+  const Case c{1, 300, 0, 1, 1, 64};
+  Device device(c);
+  Model model{c};
+  fill(device, model);
+  const Top1Choice choice = choice_of(device.forward(c, model.scale()));
+  cuda::choose(choice, nullptr);
+  const Numbers whole = device.out.values();
+  model.q[40 * c.head_dim] = NAN;
+  model.k[200 * c.head_dim + 7] = NAN;
+  device.q.set(model.q);
+  device.k.set(model.k);
+  cuda::choose(choice, nullptr);
+  const Numbers out = device.out.values();
+  for (int64_t i = 0; i < int64_t(out.size()); ++i) {
+    const int64_t t = i / c.head_dim;
+    if (t == 40 || t >= 200) ASSERT_TRUE(std::isnan(out[i])) << "query " << t;
+    else ASSERT_EQ(out[i], whole[i]) << "query " << t;
+  }
+  EXPECT_EQ(device.choices()[250], 200);
 }
 
 TEST(Top1ElementCudaShapes, SaysWhatItDoesNotTake) {

@@ -6,6 +6,7 @@
 #include "ops/attention/top1_element/composed.h"
 #include "ops/attention/top1_element/top1_element.h"
 #include "ops/attention_arguments.h"
+#include "ops/core/dispatch.h"
 
 namespace assay::ops {
 namespace {
@@ -68,6 +69,8 @@ TEST(Top1ElementOp, EqualsItsReference) {
 TEST(Top1ElementOp, OnCudaEqualsItsReference) {
   if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
   const PoisonedMemory poisoned;
+  // On other GPUs FlashAttention-2 rounds the weighted mean of the values to bfloat16.
+  const double bf16_tolerance = on_hopper(at::Device(at::kCUDA, 0)) ? 1e-2 : 2e-2;
   for (const Shape& shape : {Shape{}, Shape{.time = 301}, Shape{.time = 31, .past = 70}})
     for (const auto& [dtype, tolerance] :
          {std::pair{at::kDouble, 1e-12}, {at::kFloat, 1e-5}, {at::kBFloat16, 1e-2}})
@@ -77,7 +80,7 @@ TEST(Top1ElementOp, OnCudaEqualsItsReference) {
                         Shape{.time = 31, .past = 170, .kv_heads = 1}}) {
       shape.head_dim = head_dim;
       SCOPED_TRACE(testing::Message() << shape);
-      expect_equal_to_reference(random_qkv(shape), at::kBFloat16, 1e-2, 8, at::kCUDA);
+      expect_equal_to_reference(random_qkv(shape), at::kBFloat16, bf16_tolerance, 8, at::kCUDA);
     }
 }
 

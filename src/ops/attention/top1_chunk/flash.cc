@@ -7,6 +7,8 @@
 
 #include <torch/torch.h>
 
+#include "ops/attention/top1_chunk/kernel.h"
+#include "ops/core/dispatch.h"
 #include "ops/core/tensors.h"
 
 namespace assay::ops {
@@ -66,9 +68,24 @@ Sequences chunks(int64_t count, int64_t time, int64_t chunk_size, const at::Devi
 }
 
 // [B, T, heads, D] → [B heads T, 1, D], and back.
-at::Tensor rows_of(const at::Tensor& x) { return x.transpose(1, 2).reshape({-1, 1, x.size(3)}); }
-at::Tensor from_rows(const at::Tensor& rows, const at::Tensor& like) {
+at::Tensor by_heads(const at::Tensor& x) { return x.transpose(1, 2).reshape({-1, 1, x.size(3)}); }
+at::Tensor from_heads(const at::Tensor& rows, const at::Tensor& like) {
   return rows.view({like.size(0), like.size(2), like.size(1), like.size(3)}).transpose(1, 2);
+}
+
+// Rows `index` [N] of x [..., D], [N, 1, D].
+at::Tensor gathered([[maybe_unused]] const at::Tensor& x, const at::Tensor& index) {
+#ifdef ASSAY_CUDA
+  if (x.is_cuda()) {
+    const int64_t columns = x.size(-1);
+    const at::Tensor to = at::empty({index.size(0), 1, columns}, x.options());
+    const c10::DeviceGuard guard(x.device());
+    cuda::gather_rows(data(x), static_cast<const int64_t*>(data(index)), index.size(0),
+                      columns * x.element_size(), data(to), current_stream(x.device()));
+    return to;
+  }
+#endif
+  return x.flatten(0, -2).index_select(0, index).unsqueeze(1);
 }
 
 Part own_part(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t chunk_size,
@@ -77,12 +94,14 @@ Part own_part(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int
   return {q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), own, own, /*causal=*/true, scale};
 }
 
-// Pairs of a query and a chunk that it chose, sorted by chunk.
+// Pairs of a query and a chunk that it chose, [B, T, H, top_k], sorted by chunk. Pairs without a
+// chunk have chunk 0.
 struct Chosen {
   Part part;
-  at::Tensor order;    // [pairs]: sorted → place in [B, H, T, top_k]
-  at::Tensor queries;  // [pairs]: sorted → row of rows_of(q)
-  at::Tensor none;     // [pairs]: sorted → whether no chunk was chosen. These pairs have chunk 0.
+  at::Tensor order;    // [pairs]: sorted → place
+  at::Tensor queries;  // [pairs]: sorted → row of q [B T H, D]
+  at::Tensor none;     // [B, T, H, top_k]: whether no chunk was chosen
+  at::Tensor place() const { return std::get<1>(order.to(at::kInt).sort()); }  // place → sorted
 };
 Chosen chosen_part(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                    const at::Tensor& selected, int64_t chunk_size, double scale) {
@@ -91,28 +110,23 @@ Chosen chosen_part(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v
   const int64_t top_k = selected.size(3);
   const Sequences of_keys = chunks(q.size(0) * kv_heads, q.size(1), chunk_size, q.device());
   const int64_t count = of_keys.begins.size(0) - 1;
-  const at::Tensor head = at::arange(q.size(0) * heads, selected.options());
+  const at::Tensor pairs = selected.transpose(1, 2).to(at::kInt).contiguous();
+  const at::Tensor head = at::arange(q.size(0) * heads, pairs.options());
   const at::Tensor first =
       head.floor_divide(heads / kv_heads) * chunks_of(q.size(1), chunk_size);  // of its keys
-  const at::Tensor chunk = selected.clamp_min(0) + first.view({q.size(0), heads, 1, 1});
-  const auto [sorted, order] =
-      chunk.flatten().to(at::kInt).sort(/*stable=*/true, 0, /*descending=*/false);
+  const at::Tensor chunk = pairs.clamp_min(0) + first.view({q.size(0), 1, heads, 1});
+  const auto [sorted, order] = chunk.flatten().sort(/*stable=*/true, 0, /*descending=*/false);
   const at::Tensor begins = at::searchsorted(sorted, at::arange(count + 1, sorted.options()),
                                              /*out_int32=*/true);
-  const at::Tensor queries = order.floor_divide(top_k);
-  const Part part{rows_of(q).index_select(0, queries),
-                  rows_of(k),
-                  rows_of(v),
+  const at::Tensor queries = top_k == 1 ? order : order.floor_divide(top_k);
+  const Part part{gathered(q, queries),
+                  by_heads(k),
+                  by_heads(v),
                   {begins, q.size(1) * top_k * (heads / kv_heads)},
                   of_keys,
                   /*causal=*/false,
                   scale};
-  return {part, order, queries, selected.flatten().index_select(0, order) < 0};
-}
-
-// Values of sorted pairs [pairs, …] in the order of [B, H, T, top_k].
-at::Tensor unsorted(const at::Tensor& x, const at::Tensor& order) {
-  return at::empty_like(x).index_copy_(0, order, x);
+  return {part, order, queries, pairs < 0};
 }
 
 struct FlashTop1Chunk : torch::autograd::Function<FlashTop1Chunk> {
@@ -125,19 +139,22 @@ struct FlashTop1Chunk : torch::autograd::Function<FlashTop1Chunk> {
     const PartOutput own = ops::forward(own_part(q, k, v, chunk_size, scale));
     const Chosen chosen = chosen_part(q, k, v, selected, chunk_size, scale);
     const PartOutput other = ops::forward(chosen.part);
-    const at::Tensor own_sums = own.logsumexp.view({heads, batch, time}).transpose(0, 1);
-    const at::Tensor other_sums =
-        unsorted(other.logsumexp.flatten().masked_fill(chosen.none, -kInfinity), chosen.order)
-            .view(selected.sizes());
+    const at::Tensor place = chosen.place();
+    const at::Tensor own_sums = own.logsumexp.view({heads, batch, time}).permute({1, 2, 0});
+    const at::Tensor other_sums = other.logsumexp.flatten()
+                                      .index_select(0, place)
+                                      .view(chosen.none.sizes())
+                                      .masked_fill(chosen.none, -kInfinity);
     const at::Tensor sums = at::cat({own_sums.unsqueeze(-1), other_sums}, -1);
-    const at::Tensor logsumexp = at::logsumexp(sums, -1);  // [B, H, T]
-    const at::Tensor weights = (sums - logsumexp.unsqueeze(-1)).exp().unsqueeze(-1);
-    at::Tensor out = own.out.view(q.sizes()).transpose(1, 2) * weights.select(3, 0);
+    const at::Tensor whole = at::logsumexp(sums, -1, /*keepdim=*/true);  // [B, T, H, 1]
+    const at::Tensor weights = (sums - whole).exp().unsqueeze(-1);
     const at::Tensor others =
-        unsorted(other.out, chosen.order).view({batch, heads, time, selected.size(3), q.size(3)});
+        gathered(other.out, place).view({batch, time, heads, selected.size(3), q.size(3)});
+    at::Tensor out = own.out.view(q.sizes()) * weights.select(3, 0);
     for (int64_t i = 0; i < selected.size(3); ++i)
-      out = out + others.select(3, i) * weights.select(3, i + 1);
-    out = out.transpose(1, 2).to(q.scalar_type()).contiguous();
+      out.addcmul_(others.select(3, i), weights.select(3, i + 1));
+    out = out.to(q.scalar_type());
+    const at::Tensor logsumexp = whole.squeeze(-1).transpose(1, 2).contiguous();  // [B, H, T]
     ctx->save_for_backward({q, k, v, out, logsumexp, selected});
     ctx->saved_data["chunk_size"] = chunk_size;
     ctx->saved_data["scale"] = scale;
@@ -160,21 +177,23 @@ struct FlashTop1Chunk : torch::autograd::Function<FlashTop1Chunk> {
         ops::backward(own_part(q, k, s[2], chunk_size, scale), dout.flatten(0, 1), whole);
 
     const Chosen chosen = chosen_part(q, k, s[2], selected, chunk_size, scale);
-    const auto of_pairs = [&](const at::Tensor& rows) {
-      return rows.index_select(0, chosen.queries);
-    };
     // A weight exp(score − ∞) is 0, and so is the gradient of its score.
-    const at::Tensor sums = of_pairs(s[4].flatten()).masked_fill(chosen.none, kInfinity);
+    const at::Tensor sums = s[4].transpose(1, 2).unsqueeze(-1).masked_fill(chosen.none, kInfinity);
+    const at::Tensor of_pairs = sums.flatten().index_select(0, chosen.order).unsqueeze(0);
     const auto [dq_pairs, dk_rows, dv_rows] = ops::backward(
-        chosen.part, of_pairs(rows_of(dout)), {of_pairs(rows_of(out)), sums.unsqueeze(0)});
-    const at::Tensor dq_rows = unsorted(dq_pairs, chosen.order)
-                                   .view({-1, selected.size(3), q.size(3)})
-                                   .sum(at::IntArrayRef{1}, /*keepdim=*/true, at::kFloat);
-    const auto with = [](const at::Tensor& own, const at::Tensor& rows, const at::Tensor& like) {
-      return own.view(like.sizes()) + from_rows(rows, like).to(like.scalar_type());
-    };
-    return {with(dq, dq_rows, q), with(dk, dk_rows, k), with(dv, dv_rows, k),
-            at::Tensor(),         at::Tensor(),         at::Tensor()};
+        chosen.part, gathered(dout, chosen.queries), {gathered(out, chosen.queries), of_pairs});
+    const at::Tensor dq_places =
+        gathered(dq_pairs, chosen.place())
+            .view({q.size(0), q.size(1), q.size(2), selected.size(3), q.size(3)});
+    const at::Tensor dq_others =
+        selected.size(3) == 1 ? dq_places.squeeze(3)
+                              : dq_places.sum(at::IntArrayRef{3}, /*keepdim=*/false, at::kFloat);
+    return {(dq.view(q.sizes()) + dq_others).to(q.scalar_type()),
+            dk.view(k.sizes()) + from_heads(dk_rows, k),
+            dv.view(k.sizes()) + from_heads(dv_rows, k),
+            at::Tensor(),
+            at::Tensor(),
+            at::Tensor()};
   }
 };
 

@@ -104,6 +104,10 @@ void top1_chunk(const Top1ChunkBackward&, void* workspace, Stream);
 // that these complete. Then logsumexp and selected are not written.
 const char* why_no_step(const Top1ChunkForward&);
 void top1_chunk_step(const Top1ChunkForward&, Stream);
+
+// to [rows, row_bytes] = rows `index` of `from`; row_bytes is a multiple of 16, as the addresses.
+void gather_rows(const void* from, const int64_t* index, int64_t rows, int64_t row_bytes, void* to,
+                 Stream);
 }  // namespace cuda
 
 }  // namespace assay::ops

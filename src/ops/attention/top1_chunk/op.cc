@@ -2,6 +2,7 @@
 // around the kernels.
 #include <torch/torch.h>
 
+#include "ops/attention/passes/choice.h"
 #include "ops/attention/top1_chunk/flash.h"
 #include "ops/attention/top1_chunk/kernel.h"
 #include "ops/attention/top1_chunk/top1_chunk.h"
@@ -203,6 +204,38 @@ at::Tensor candidates_of(const at::Tensor& selected, int64_t past, int64_t chunk
   return selected.masked_fill((selected < 0) | (selected >= own.unsqueeze(1)), -1).contiguous();
 }
 
+// The choice where FlashAttention-2 reads the chunks, [B, H, T, top_k].
+at::Tensor choice_for_flash(const Inputs& in, const OptionalTensor& summaries) {
+  const bool exact = in.selection == Selection::exact;
+#ifdef ASSAY_CUDA
+  if (exact && in.top_k == 1) {
+    const at::Tensor q = aligned_rows(in.q.detach());
+    const at::Tensor k = aligned_rows(in.k.detach());
+    Top1Choice c{};
+    c.batch = q.size(0);
+    c.time = q.size(1);
+    c.past = in.past();
+    c.heads = q.size(2);
+    c.kv_heads = k.size(2);
+    c.head_dim = q.size(3);
+    c.chunk_size = in.chunk_size;
+    c.scale = in.scale;
+    c.q = view(q);
+    c.k = view(k);
+    if (!cuda::why_unsupported(c)) {
+      const at::Tensor index =
+          at::empty({c.batch, c.heads, c.time, 1}, q.options().dtype(at::kLong));
+      c.index = static_cast<int64_t*>(data(index));
+      const c10::DeviceGuard guard(q.device());
+      cuda::choose(c, current_stream(q.device()));
+      return index;
+    }
+  }
+#endif
+  return top1_chunk_choice(in.q, in.k, in.chunk_size, in.scale, exact ? "exact" : "approx",
+                           in.top_k, summaries);
+}
+
 }  // namespace
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> top1_chunk(const at::Tensor& q, const at::Tensor& k,
@@ -239,9 +272,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> top1_chunk(const at::Tensor& q, c
     return top1_chunk_reference(q, k, v, chunk_size, scale, selection, top_k, selected, summaries);
   }
   if (path == Path::flash) {
-    const at::Tensor chosen =
-        selected ? in.selected
-                 : top1_chunk_choice(in.q, in.k, chunk_size, scale, selection, top_k, summaries);
+    const at::Tensor chosen = selected ? in.selected : choice_for_flash(in, summaries);
     const auto [out, logsumexp] = flash_top1_chunk(in.q, in.k, in.v, chosen, chunk_size, scale);
     return {out.to(q.scalar_type()), logsumexp, chosen};
   }

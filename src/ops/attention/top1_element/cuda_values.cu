@@ -5,7 +5,8 @@
 #include "ops/attention/top1_element/cuda_passes.cuh"
 #include "ops/cuda/attention.cuh"
 
-namespace assay::ops::cuda::element {
+namespace assay::ops::cuda {
+namespace element {
 namespace {
 
 int64_t queries_of(const Top1ElementForward& args) { return args.batch * args.heads * args.time; }
@@ -114,4 +115,13 @@ void value_gradients(const Top1ElementBackward& bwd, const Choices& c, Stream st
   });
 }
 
-}  // namespace assay::ops::cuda::element
+}  // namespace element
+
+size_t value_gradient_bytes(const Top1ElementBackward& bwd) {
+  return workspace_size<element::Choices>(bwd.forward);
+}
+void value_gradients(const Top1ElementBackward& bwd, void* workspace, Stream stream) {
+  element::value_gradients(bwd, workspace_at<element::Choices>(workspace, bwd.forward), stream);
+}
+
+}  // namespace assay::ops::cuda

@@ -63,6 +63,9 @@ size_t workspace_bytes(const Top1ElementForward&);
 size_t workspace_bytes(const Top1ElementBackward&);
 void top1_element(const Top1ElementForward&, void* workspace, Stream);
 void top1_element(const Top1ElementBackward&, void* workspace, Stream);
+// dv alone, from dout and index, for bf16 and the same head_dims; also compute_80.
+size_t value_gradient_bytes(const Top1ElementBackward&);
+void value_gradients(const Top1ElementBackward&, void* workspace, Stream);
 }  // namespace cuda
 
 }  // namespace assay::ops

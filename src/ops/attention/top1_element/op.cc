@@ -2,7 +2,7 @@
 // function around both.
 #include <torch/torch.h>
 
-#include "ops/attention/top1_element/composed.h"
+#include "ops/attention/top1_element/flash.h"
 #include "ops/attention/top1_element/kernel.h"
 #include "ops/attention/top1_element/top1_element.h"
 #include "ops/core/dispatch.h"
@@ -45,14 +45,19 @@ Top1ElementForward describe(const Inputs& in, const Top1ElementOutputs& o) {
   return p;
 }
 
-// Null when a kernel takes this call, else why not.
-const char* why_composed(const Inputs& in) {
-  if (in.q.is_cpu()) return nullptr;
+enum class Path { kernel, flash, composed };
+
+// The path, and why it is composed if it is.
+std::pair<Path, const char*> path_of(const Inputs& in) {
+  if (in.q.is_cpu()) return {Path::kernel, nullptr};
 #ifdef ASSAY_CUDA
-  if (in.q.is_cuda())
-    return on_hopper(in.q.device()) ? cuda::why_unsupported(describe(in, {})) : kNeedsHopper;
+  if (on_hopper(in.q.device())) {
+    const char* reason = cuda::why_unsupported(describe(in, {}));
+    return {reason ? Path::composed : Path::kernel, reason};
+  }
 #endif
-  return "was not built";
+  const char* reason = why_no_flash(in.q, in.k, in.v);
+  return {reason ? Path::composed : Path::flash, reason};
 }
 
 template <class Work>  // Top1ElementForward or …Backward
@@ -69,10 +74,12 @@ void launch(const Work& work, const at::Device& device) {
 }
 
 Top1ElementOutputs run(const Inputs& in, bool with_gradient) {
-  if (const char* reason = why_composed(in)) {
+  const auto [path, reason] = path_of(in);
+  if (path == Path::composed) {
     TORCH_WARN_ONCE(kOp, " is ", kComposed, "; the kernel for ", in.q.device(), " ", reason);
     return top1_element_composed(in.q, in.k, in.v, in.scale, with_gradient);
   }
+  if (path == Path::flash) return top1_element_flash(in.q, in.k, in.v, in.scale, with_gradient);
   const int64_t batch = in.q.size(0);
   const int64_t time = in.q.size(1);
   const int64_t heads = in.q.size(2);
@@ -103,8 +110,10 @@ struct Top1Element : torch::autograd::Function<Top1Element> {
     const Inputs in{s[0], s[1], s[2], ctx->saved_data["scale"].toDouble()};
     const Top1ElementOutputs o{{}, s[3], s[4], s[5]};
     const at::Tensor dout = aligned_rows(sequence(gradients[0], in.q.scalar_type()));
-    if (why_composed(in)) {
-      const auto [dq, dk, dv] = top1_element_composed_backward(in.q, in.k, in.v, in.scale, o, dout);
+    if (const Path path = path_of(in).first; path != Path::kernel) {
+      const auto backward =
+          path == Path::flash ? top1_element_flash_backward : top1_element_composed_backward;
+      const auto [dq, dk, dv] = backward(in.q, in.k, in.v, in.scale, o, dout);
       return {dq, dk, dv, at::Tensor()};
     }
     const at::Tensor dq = gradient_memory(in.q);
@@ -126,7 +135,8 @@ std::tuple<at::Tensor, at::Tensor> top1_element(const at::Tensor& q, const at::T
     return {at::empty(q.sizes(), q.options()),
             at::empty({q.size(0), q.size(2), q.size(1)}, q.options().dtype(at::kLong))};
   const auto dtype = sequence_dtype({q, k, v});
-  const Inputs in{sequence(q, dtype), sequence(k, dtype), sequence(v, dtype), scale};
+  const auto rows = [&](const at::Tensor& x) { return aligned_rows(sequence(x, dtype)); };
+  const Inputs in{rows(q), rows(k), rows(v), scale};
   if (!at::GradMode::is_enabled() ||
       !(q.requires_grad() || k.requires_grad() || v.requires_grad())) {
     const Top1ElementOutputs o = run(in, false);
@@ -138,10 +148,10 @@ std::tuple<at::Tensor, at::Tensor> top1_element(const at::Tensor& q, const at::T
 
 const bool registered_path = register_paths(
     kOp, cpu_kernel_path(),
-    kCudaKernels
-        ? std::string("cuda kernel sm_90a for bfloat16 and a head_dim of 64, 96 or 128; else ") +
-              kComposed
-        : std::string(kComposed) + "; built without CUDA");
+    kCudaKernels ? std::string("cuda kernel sm_90a, or compute_80 and FlashAttention-2, "
+                               "for bfloat16 and a head_dim of 64, 96 or 128; else ") +
+                       kComposed
+                 : std::string(kComposed) + "; built without CUDA");
 TORCH_LIBRARY_FRAGMENT(assay, m) {
   register_operator(
       m, "top1_element(Tensor q, Tensor k, Tensor v, float scale) -> (Tensor out, Tensor index)",

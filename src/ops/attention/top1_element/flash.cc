@@ -1,0 +1,103 @@
+#include "ops/attention/top1_element/flash.h"
+
+#include <torch/torch.h>
+
+#include "ops/attention/passes/choice.h"
+#include "ops/attention/top1_element/kernel.h"
+#include "ops/core/dispatch.h"
+#include "ops/core/split.h"
+#include "ops/core/tensors.h"
+
+namespace assay::ops {
+
+#ifndef ASSAY_CUDA
+const char* why_no_flash(const at::Tensor&, const at::Tensor&, const at::Tensor&) {
+  return "was not built";
+}
+Top1ElementOutputs top1_element_flash(const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                                      double, bool) {
+  TORCH_CHECK(false, "built without CUDA kernels");
+}
+std::tuple<at::Tensor, at::Tensor, at::Tensor> top1_element_flash_backward(
+    const at::Tensor&, const at::Tensor&, const at::Tensor&, double, const Top1ElementOutputs&,
+    const at::Tensor&) {
+  TORCH_CHECK(false, "built without CUDA kernels");
+}
+#else
+
+namespace {
+
+Top1Choice describe(const at::Tensor& q, const at::Tensor& k, double scale) {
+  Top1Choice c{};
+  c.batch = q.size(0);
+  c.time = q.size(1);
+  c.past = k.size(1) - c.time;
+  c.heads = q.size(2);
+  c.kv_heads = k.size(2);
+  c.head_dim = q.size(3);
+  c.scale = scale;
+  c.q = view(q);
+  c.k = view(k);
+  return c;
+}
+
+}  // namespace
+
+const char* why_no_flash(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+  if (!on_gpu(q.device())) return "takes GPUs of compute capability 8.0 or more";
+  if (q.scalar_type() != at::kBFloat16) return "takes bfloat16 only";
+  Top1Choice c = describe(q, k, 1);
+  c.v = view(v);
+  return cuda::why_unsupported(c);
+}
+
+Top1ElementOutputs top1_element_flash(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                      double scale, bool with_gradient) {
+  Top1ElementOutputs o{at::empty(q.sizes(), q.options()),
+                       at::empty({q.size(0), q.size(2), q.size(1)}, q.options().dtype(at::kLong)),
+                       {},
+                       {}};
+  Top1Choice c = describe(q, k, scale);
+  c.index = static_cast<int64_t*>(data(o.index));
+  c.v = view(v);
+  c.out = view(o.out);
+  const c10::DeviceGuard guard(q.device());
+  cuda::choose(c, current_stream(q.device()));
+  if (with_gradient) {
+    const auto softmax = at::_flash_attention_forward_symint(q, k, v, {}, {}, c.time, k.size(1),
+                                                             0.0, /*is_causal=*/true,
+                                                             /*return_debug_mask=*/false, scale);
+    o.soft = std::get<0>(softmax);
+    o.logsumexp = std::get<1>(softmax);
+  }
+  return o;
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> top1_element_flash_backward(
+    const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale,
+    const Top1ElementOutputs& outputs, const at::Tensor& dout) {
+  const at::Tensor no_dropout = at::empty({2}, q.options().dtype(at::kUInt64));
+  const auto softmax = at::_flash_attention_backward_symint(
+      dout, q, k, v, outputs.soft, outputs.logsumexp, {}, {}, q.size(1), k.size(1), 0.0,
+      /*is_causal=*/true, no_dropout, no_dropout, scale);
+  const at::Tensor dv = gradient_memory(v);
+  Top1ElementBackward work{};
+  Top1ElementForward& args = work.forward;
+  args.batch = q.size(0);
+  args.time = q.size(1);
+  args.past = k.size(1) - args.time;
+  args.heads = q.size(2);
+  args.kv_heads = k.size(2);
+  args.head_dim = q.size(3);
+  args.index = static_cast<int64_t*>(data(outputs.index));
+  work.dout = view(dout);
+  work.dv = view(dv);
+  const c10::DeviceGuard guard(q.device());
+  const at::Tensor scratch = workspace(cuda::value_gradient_bytes(work), q.device());
+  cuda::value_gradients(work, data(scratch), current_stream(q.device()));
+  return {std::get<0>(softmax), std::get<1>(softmax), dv};
+}
+
+#endif
+
+}  // namespace assay::ops
