@@ -39,6 +39,7 @@ struct GradientSmem {
   // decays: Σ_v S ⊙ dS'
   float sums[kWarps][kSteps];
   float decays[kK];
+  float weights[kSteps];
 };
 
 // A warp's sums over the slices of V: its share of the products' columns, and of the gradients
@@ -229,8 +230,10 @@ __device__ void sum_over_channels(S& s, float (&v)[kSteps], float* to, int steps
   to[threadIdx.x * stride] = sum;
 }
 
-template <Rule kRule, int kK, bool kBonus>
-__global__ void __launch_bounds__(kK, 384 / kK) gradients_kernel(ChunkedBackward bwd, Pass task) {
+// With weights the compiler takes 168 registers unless it is told to use fewer.
+template <Rule kRule, int kK, bool kBonus, bool kWeighted>
+__global__ void __launch_bounds__(kK, (kWeighted ? 512 : 384) / kK)
+    gradients_kernel(ChunkedBackward bwd, Pass task) {
   using S = GradientSmem<kRule, kK>;
   extern __shared__ __align__(16) char memory[];
   S& s = *reinterpret_cast<S*>(memory);
@@ -252,6 +255,7 @@ __global__ void __launch_bounds__(kK, 384 / kK) gradients_kernel(ChunkedBackward
     copy_tile(s.T, kSquare, task.tiles.T + square, kSteps, kSteps, kSteps);
     copy_tile(s.G, kSquare, task.tiles.G + square, kSteps, kSteps, kSteps);
   }
+  if (kWeighted && n < kSteps) s.weights[n] = c.weight(n);
   Vec<float, 1> decay[kSteps];
   c.decays(n, decay);
 
@@ -305,13 +309,16 @@ __global__ void __launch_bounds__(kK, 384 / kK) gradients_kernel(ChunkedBackward
   float du = 0;
 #pragma unroll
   for (int j = 0; j < kSteps; ++j) {
-    const float k = to_compute(s.k[j * kK + n]);
+    const float weight = kWeighted ? s.weights[j] : 1;
+    const float raw_k = to_compute(s.k[j * kK + n]);
+    const float k = raw_k * weight;
     const float b = kLow<kRule> ? to_compute(s.b[j * kK + n]) : 0;
     float dk = s.products[1][j][n];
     float db = 0;
     if constexpr (kLow<kRule>) db = s.products[3][j][n];
     // Afterwards nothing more is added to the gradients of step j.
     channel.through_column(s, j, k, b, bonus, dk, db);
+    if (kWeighted) s.products[1][j][n] = dk * raw_k;
     if constexpr (kBonus) du += s.scores[j][j].qk * channel.q[j] * k;
     put(bwd.dq, j, channel.dq[j] * args.scale);
     if constexpr (kLow<kRule>) {
@@ -319,13 +326,28 @@ __global__ void __launch_bounds__(kK, 384 / kK) gradients_kernel(ChunkedBackward
       if (bwd.db) put(bwd.db, j, db);
       else dk += db;
     }
-    put(bwd.dk, j, dk);
+    put(bwd.dk, j, dk * weight);
     if (by_key) put(bwd.dlog_decay, j, channel.dlog[j], args.decay_dtype == DType::f32);
   }
   if constexpr (kBonus) bwd.du[c.index * kK + n] = du;
   if (by_head)
     sum_over_channels(s, channel.dlog, static_cast<float*>(bwd.dlog_decay) + first, c.steps,
                       args.heads);
+  if constexpr (kWeighted) {
+    if (bwd.dskip && n == 0) {
+      float sum = 0;
+      for (int t = 0; t < c.steps; ++t) sum += s.scores[t][t].qk;
+      bwd.dskip[c.index] = sum;
+    }
+    if (!bwd.dbeta) return;
+    __syncthreads();
+    for (int t = n / 32; t < c.steps; t += S::kWarps) {
+      float sum = 0;
+      for (int i = n % 32; i < kK; i += 32) sum += s.products[1][t][i];
+      sum = warp_sum(sum);
+      if (n % 32 == 0) bwd.dbeta[first + t * args.heads] = sum;
+    }
+  }
 }
 
 }  // namespace
@@ -333,10 +355,11 @@ __global__ void __launch_bounds__(kK, 384 / kK) gradients_kernel(ChunkedBackward
 void gradients(const ChunkedBackward& bwd, const Pass& task, Stream stream) {
   const ChunkedForward& args = bwd.forward;
   const unsigned blocks = unsigned(args.batch * ceil_div(args.time, kSteps) * args.heads);
-  with_case(args, [&](auto which, auto size) {
-    static_assert(sizeof(GradientSmem<which.kRule, size.value>) <= kPortableSharedBytes);
-    launch_kernel(gradients_kernel<which.kRule, size.value, which.kBonus>, blocks, size.value,
-                  sizeof(GradientSmem<which.kRule, size.value>), stream, bwd, task);
+  with_weights(args, [&](auto which, auto size, auto weighted) {
+    constexpr size_t kBytes = sizeof(GradientSmem<which.kRule, size.value>);
+    static_assert(kBytes <= kPortableSharedBytes);
+    launch_kernel(gradients_kernel<which.kRule, size.value, which.kBonus, weighted.value>, blocks,
+                  size.value, kBytes, stream, bwd, task);
   });
 }
 

@@ -68,6 +68,11 @@ struct Chunk {
       fill([&](int64_t t, int n) { return at(float{}, t, n); });
     else fill([&](int64_t t, int n) { return at(bf16{}, t, n); });
   }
+  // Rule::gla writes weight · k vᵀ.
+  __device__ float weight(int t) const {
+    if (!args.beta.rows.data) return 1;
+    return row<float>(args.beta, args.heads, batch, time(t), head, 1)[0];
+  }
   __device__ float bonus(int n) const { return static_cast<const float*>(args.u)[head * kK + n]; }
 };
 

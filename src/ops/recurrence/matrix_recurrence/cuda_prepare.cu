@@ -221,11 +221,95 @@ __global__ void __launch_bounds__(32 * kWarps, 3)
   }
 }
 
+// With one decay per step and head, or none, a score is one product: a warp's memory.
+template <int kK>
+struct ScalarSmem {
+  static constexpr int kRow = kK + 8;
+  alignas(16) bf16 q[kSteps * kRow];
+  alignas(16) bf16 k[kSteps * kRow];
+  float decays[kSteps];  // log₂ of the decays up to each step, itself included
+  float weights[kSteps];
+};
+
+template <int kK>
+__global__ void __launch_bounds__(32 * kWarps)
+    prepare_scalar_kernel(ChunkedForward args, Prepared tiles) {
+  extern __shared__ __align__(16) char memory[];
+  auto& m = reinterpret_cast<ScalarSmem<kK>*>(memory)[threadIdx.x / 32];
+  const int lane = threadIdx.x % 32;
+  const Chunk<Rule::gla, kK> c(args, blockIdx.x * int64_t{kWarps} + threadIdx.x / 32);
+  if (c.batch >= args.batch) return;
+  // f(row, column) of all vectors. The ends of rows, which nobody reads, are written too, because
+  // writing a part of a sector takes longer.
+  constexpr int kOfRow = ScalarSmem<kK>::kRow / 8;
+  const auto each_vector = [&](auto&& f) {
+#pragma unroll
+    for (int i = lane; i < kSteps * kOfRow; i += 32) f(i / kOfRow, i % kOfRow * 8);
+  };
+  each_vector([&](int t, int n) {
+    const auto copy = [&](bf16* to, const HeadView& from) {
+      cp_async_16(to + t * m.kRow + n,
+                  row<bf16>(from, args.heads, c.batch, c.time(t), c.head, kK) + n % kK,
+                  t < c.steps && n < kK);
+    };
+    copy(m.q, args.q);
+    copy(m.k, args.k);
+  });
+  float decay = 0;
+  if (lane < c.steps && args.log_decay.rows.data)
+    decay = row<float>(args.log_decay, args.heads, c.batch, c.time(lane), c.head, 1)[0] * kLog2e;
+  if (decay < kLogDecayFloor) decay = kLogDecayFloor;  // NaN stays
+  decay = warp_inclusive_scan(decay);
+  if (lane < kSteps) {
+    m.decays[lane] = decay;
+    m.weights[lane] = c.weight(lane);
+  }
+  cp_async_wait_all();
+  __syncwarp();
+  auto& to = tiles.at<Rule::gla, kK>(c.index);
+  float scores[2][4] = {};
+#pragma unroll
+  for (int k = 0; k < kK / 16; ++k) {
+    uint32_t a[4];
+    uint32_t b[4];
+    load_a_mk(a, PaddedTile<ScalarSmem<kK>::kRow>{m.q + k * 16});
+    load_b_nk(b, PaddedTile<ScalarSmem<kK>::kRow>{m.k + k * 16});
+    mma_m16n16k16(scores[0], scores[1], a, b);
+  }
+  const float skip = args.skip ? args.skip[c.head] : 0;
+  each_element(scores, [&](float& x, int n, int e) {
+    const int t = lane / 4 + e / 2 * 8;
+    const int j = n * 8 + lane % 4 * 2 + e % 2;
+    const float factor = ex2_approx(m.decays[t] - m.decays[j]) * m.weights[j] * args.scale;
+    x = t < j ? 0 : x * factor + (t == j ? skip : 0);
+  });
+#pragma unroll
+  for (int n = 0; n < 2; ++n) store_fragment(to.A + n * 8, kSquare, scores[n]);
+  const float whole = m.decays[kSteps - 1];
+  each_vector([&](int t, int n) {
+    const auto put = [&](bf16* out, const bf16* from, float factor) {
+      const auto x = *reinterpret_cast<const Vec<bf16, 8>*>(from + t * m.kRow + n);
+      store_bf16(out + t * to.kRow + n,
+                 vec_of<8>([&](int i) { return to_compute(x[i]) * factor; }));
+    };
+    put(to.P, m.q, ex2_approx(m.decays[t]) * args.scale);
+    put(to.K, m.k, ex2_approx(whole - m.decays[t]) * m.weights[t]);
+  });
+  for (int n = lane; n < kK; n += 32) to.decay[n] = ex2_approx(whole);
+}
+
 }  // namespace
 
 void prepare(const ChunkedForward& args, const Prepared& tiles, Stream stream) {
   const unsigned blocks =
       unsigned(ceil_div(args.batch * ceil_div(args.time, kSteps) * args.heads, kWarps));
+  if (args.rule == Rule::gla && args.decay_dim <= 1 && !args.u)
+    return with_key_dim(args.key_dim, [&](auto size) {
+      constexpr size_t kBytes = kWarps * sizeof(ScalarSmem<size.value>);
+      static_assert(kBytes <= kPortableSharedBytes);
+      launch_kernel(prepare_scalar_kernel<size.value>, blocks, 32 * kWarps, kBytes, stream, args,
+                    tiles);
+    });
   with_case(args, [&](auto which, auto size) {
     launch_kernel(prepare_kernel<which.kRule, size.value, which.kBonus>, blocks, 32 * kWarps, 0,
                   stream, args, tiles);

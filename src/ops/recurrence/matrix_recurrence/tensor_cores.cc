@@ -202,18 +202,6 @@ std::tuple<at::Tensor, at::Tensor> by_larger_sizes(MatrixRecurrence s, const at:
   return {out.narrow(3, 0, V).contiguous(), last.narrow(2, 0, K).narrow(3, 0, V).contiguous()};
 }
 
-// ssd on GPUs other than Hopper: their kernels have no rate and no skip, so v is multiplied
-// outside. Both gradients of v are rounded to bf16.
-std::tuple<at::Tensor, at::Tensor> by_products_with_v(MatrixRecurrence s, const at::Tensor& state) {
-  const at::Tensor v = with_heads(s.v, state.size(1));
-  const at::Tensor skip = s.skip;
-  if (s.rate.defined()) s.v = (s.rate * v).to(at::kBFloat16);
-  s.rate = s.skip = at::Tensor();
-  auto [out, last] = by_tensor_cores(s, state);
-  if (skip.defined()) out = (out + skip.unsqueeze(-1) * v).to(at::kBFloat16);
-  return {out, last};
-}
-
 // For decoding: nothing is kept or prepared, and gates are read in their own dtype.
 std::tuple<at::Tensor, at::Tensor> by_few_steps(const MatrixRecurrence& s,
                                                 const at::Tensor& state) {
@@ -263,8 +251,6 @@ bool on_tensor_cores(const MatrixRecurrence& s, const at::Tensor& state) {
 
 std::tuple<at::Tensor, at::Tensor> by_tensor_cores(const MatrixRecurrence& s,
                                                    const at::Tensor& state) {
-  if ((s.rate.defined() || s.skip.defined()) && !on_hopper(state.device()))
-    return by_products_with_v(s, state);
   const bool keeps = is_recorded(s, state);
   const bool few = is_few(s, state);
   const int64_t key_dim = cuda::key_size(rule_of(s), s.u.defined(), state.size(2));
