@@ -93,17 +93,13 @@ struct Mamba3 final : ProjectedMixer {
                            delta, turns, before);
     state["angle"] = angle.unsqueeze(2);
     const at::Tensor later = at::constant_pad_nd(past.slice(1, 1), {0, 0, 0, 1});
-    std::optional<at::Tensor> first = state.find("S");
-    if (first)
-      *first = *first + wide(*state.find("B")).unsqueeze(-1) *
-                            (*state.find("x") * past.select(1, 0).unsqueeze(-1)).unsqueeze(-2);
     const at::Tensor& a = gates[1];
     const at::Tensor h =
         config.decay == "softplus" ? at::softplus(a) : (1 + at::relu(a)) / (1 + at::relu(-a));
     const auto [written, x] = ops::mamba3_write(part[1], present + later);
-    at::Tensor y;
-    std::tie(y, state["S"]) = ops::simple_gla(C, B, split_heads(written, num_heads),
-                                              -delta * h.clamp_min(1e-4), 1, first);
+    const at::Tensor log_decay = -delta * h.clamp_min(1e-4);
+    const auto [y, last] = states(B, C, split_heads(written, num_heads), log_decay, past, state);
+    state["S"] = last;
     const at::Tensor heads = split_heads(x, num_heads);
     state["B"] = B.select(1, -1).clone();
     state["x"] = heads.select(1, -1).clone();
@@ -111,6 +107,27 @@ struct Mamba3 final : ProjectedMixer {
     if (!norm) return out_proj->forward(ops::mamba3_output(y.flatten(2), x, part[0], skip));
     const at::Tensor skipped = heads * skip.unsqueeze(-1).type_as(x);
     return out_proj->forward(norm->forward_then_gate((y + skipped).flatten(2), part[0]));
+  }
+
+  // The outputs of all steps, and the last state.
+  std::tuple<at::Tensor, at::Tensor> states(const at::Tensor& B, const at::Tensor& C,
+                                            const at::Tensor& written, const at::Tensor& log_decay,
+                                            const at::Tensor& past, const State& state) const {
+    constexpr int64_t kFewSteps = 7;  // with one more they still take one pass over the state
+    const std::optional<at::Tensor> first = state.find("S");
+    if (!first) return ops::simple_gla(C, B, written, log_decay, 1);
+    // The write that the step before these left to them.
+    const at::Tensor k = *state.find("B");                                    // [B, H, N]
+    const at::Tensor v = *state.find("x") * past.select(1, 0).unsqueeze(-1);  // [B, H, P]
+    if (B.size(1) > kFewSteps)
+      return ops::simple_gla(C, B, written, log_decay, 1,
+                             *first + wide(k).unsqueeze(-1) * v.unsqueeze(-2));
+    const auto after = [](const at::Tensor& step, const at::Tensor& steps) {
+      return at::cat({step.unsqueeze(1).to(steps.scalar_type()), steps}, 1);
+    };
+    const auto [y, last] = ops::simple_gla(after(k, C), after(k, B), after(v, written),
+                                           at::constant_pad_nd(log_decay, {0, 0, 1, 0}), 1, first);
+    return {y.slice(1, 1).contiguous(), last};
   }
 
   double mixing_flops(int64_t) const override {

@@ -53,18 +53,26 @@ struct RotateFunction : torch::autograd::Function<RotateFunction> {
     return p;
   }
 
+  // The angles before each chunk and after the last one, [B, chunks + 1, H, P], modulo 2π.
+  static at::Tensor starts_of(const at::Tensor& steps, const at::Tensor& turns,
+                              const at::Tensor& angle) {
+    const Chunks chunks(steps.size(1));
+    const at::Tensor sums = at::matmul(chunks.of(steps).mT(), chunks.of(turns));
+    // Sums over many chunks lose digits in float32.
+    const auto modulo = [&](const at::Tensor& x) {
+      return x.remainder(2 * std::numbers::pi).to(angle.scalar_type());
+    };
+    if (chunks.count == 1)
+      return at::stack({angle, modulo(sums.squeeze(1).to(at::kDouble) + angle)}, 1);
+    const at::Tensor all = at::cat({angle.unsqueeze(1), sums}, 1).to(at::kDouble);
+    return modulo(prefix_sums(all.flatten(2)).view_as(all));
+  }
+
   // biases [2, H, N]; the others as in mamba3_elements.h, with an angle
   static variable_list forward(AutogradContext* ctx, const at::Tensor& b, const at::Tensor& c,
                                const at::Tensor& biases, const at::Tensor& steps,
                                const at::Tensor& turns, const at::Tensor& angle) {
-    const Chunks chunks(b.size(1));
-    const at::Tensor sums = at::matmul(chunks.of(steps).mT(), chunks.of(turns));
-    // Sums over many chunks lose digits in float32.
-    const at::Tensor all = at::cat({angle.unsqueeze(1), sums}, 1).to(at::kDouble);
-    const at::Tensor starts = prefix_sums(all.flatten(2))
-                                  .view_as(all)
-                                  .remainder(2 * std::numbers::pi)
-                                  .to(angle.scalar_type());
+    const at::Tensor starts = starts_of(steps, turns, angle);
     const variable_list saved{b, c, biases, steps, turns, starts};
     const at::Tensor rotated_b =
         at::empty({b.size(0), b.size(1), steps.size(2), b.size(3)}, b.options());
