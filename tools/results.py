@@ -19,7 +19,8 @@ the programs in bench/ with --json print:
     <!-- end of table -->
 
 "time=2048" between the documents leaves out rows of other lengths. Columns whose names are lengths
-are times of forward and backward in ms, in one row for each form of attention.
+are times of forward and backward in ms, in one row for each form of attention; those whose names
+are targets of kernels are tokens per second, in one row for each model.
 
 --check changes nothing and fails when a page differs from its records.
 """
@@ -160,6 +161,38 @@ SCALING_COLUMNS = {
 }
 
 
+def generation(key):
+    return lambda row: figure(row["generation"][key])
+
+
+# Of `assay bench models --decode B --prompt T --generate N`
+GENERATION_COLUMNS = {
+    "prompts, s": generation("prompt_seconds"),
+    "generation, s": generation("seconds"),
+    "ms per token": lambda row: figure(
+        1e3 * row["generation"]["seconds"] / (row["generation"]["tokens"] - 1)
+    ),
+}
+
+
+def thousands(key):
+    return lambda row: f"{row[key] / 1e3:.1f} k"
+
+
+def share_of_loop(key):
+    return lambda row: f"{row[key] / row['loop_tokens_per_second']:.2f}"
+
+
+# Of tools/serve-speed
+SERVED_COLUMNS = {
+    "loop of `assay generate`": thousands("loop_tokens_per_second"),
+    "`assay serve`": thousands("served_tokens_per_second"),
+    "of the loop": share_of_loop("served_tokens_per_second"),
+    "without prompts": thousands("tokens_per_second_without_prompts"),
+    "of the loop, without prompts": share_of_loop("tokens_per_second_without_prompts"),
+}
+
+
 # Of `assay bench attention`
 ATTENTION_COLUMNS = {
     "forward, ms": lambda row: figure(1e3 * row["forward"]),
@@ -184,7 +217,12 @@ def bench_cell(row, column):
         return size(row["state_bytes"][column.split()[-1]])
     if isinstance(row.get(column), float):
         return figure(row[column])
-    kinds = {"ranks": SCALING_COLUMNS, "forward": ATTENTION_COLUMNS}
+    kinds = {
+        "ranks": SCALING_COLUMNS,
+        "forward": ATTENTION_COLUMNS,
+        "generation": GENERATION_COLUMNS,
+        "loop_tokens_per_second": SERVED_COLUMNS,
+    }
     for columns in [*(kinds[key] for key in kinds if key in row), BENCH_COLUMNS]:
         if column in columns:
             return columns[column](row)
@@ -196,10 +234,15 @@ def with_ratios(document):
     rows = document["rows"]
     speeds = {row.get("model"): row.get("tokens_per_second") for row in rows}
     reference = speeds.get(document.get("reference"))
+    generations = {row.get("model"): row.get("generation") for row in rows}
     both = {(row.get("form"), row.get("time")): seconds_of(row) for row in rows}
     for row in rows:
         if reference and row.get("tokens_per_second"):
             row["relative"] = row["tokens_per_second"] / reference
+        generated = generations.get(document.get("reference"))
+        if generated:
+            for key, name in (("seconds", "generation"), ("total_seconds", "both")):
+                row[f"{name}, × {document['reference']}"] = generated[key] / row["generation"][key]
         cudnn = both.get(("full cudnn", row.get("time")))
         if cudnn:
             row["cuDNN's time / this time"] = cudnn / seconds_of(row)
@@ -227,6 +270,15 @@ def by_size(rows):
     return list(operators.values())
 
 
+def by_kernels(rows):
+    """A row for each model, with a column for each target of its kernels ($ASSAY_CUDA_TARGET)."""
+    models = {}
+    for row in rows:
+        model = models.setdefault(row["model"], {"model": row["model"]})
+        model[row.get("kernels", "sm_90a")] = f"{row['tokens_per_second'] / 1e3:.3g} k"
+    return list(models.values())
+
+
 def bench_table(match):
     columns = [column.strip() for column in match["columns"].split("|")]
     rows = []
@@ -242,6 +294,8 @@ def bench_table(match):
         rows = by_form(rows)
     if columns[1].startswith("B "):
         rows = by_size(rows)
+    if "compute_80" in columns:
+        rows = by_kernels(rows)
     return markdown(match, columns, [[bench_cell(row, name) for name in columns] for row in rows])
 
 

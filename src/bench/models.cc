@@ -180,7 +180,10 @@ void time_generation(nn::LanguageModel& model, const ModelBench& o, c10::Device 
   nn::generate(model, prompts, o.generate, {}, seeds, /*stop=*/-1, progress);
   const double total = seconds();
   const double rest = total - prompt_seconds;
-  row["generation"] = {{"prompt_seconds", prompt_seconds},
+  row["generation"] = {{"sequences", o.decode},
+                       {"prompt", o.prompt},
+                       {"tokens", o.generate},
+                       {"prompt_seconds", prompt_seconds},
                        {"prompt_tokens_per_second", double(o.decode * o.prompt) / prompt_seconds},
                        {"seconds", rest},
                        {"tokens_per_second", double(o.decode * (o.generate - 1)) / rest},

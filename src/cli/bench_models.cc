@@ -245,6 +245,8 @@ void run(Options o) {
                    {"batch", o.bench.batch},
                    {"time", o.bench.time},
                    {"precision", dtype}};
+  if (const char* target = std::getenv("ASSAY_CUDA_TARGET"); target && device.is_cuda())
+    document["kernels"] = target;
   std::map<std::string, double> earlier;
   if (!o.compare.empty()) earlier = earlier_speeds(o.compare, document);
   const Json rows = o.models.size() == 1 ? Json::array({row_of(o.models[0], o, device)})
