@@ -1,6 +1,8 @@
 // A warp has 32 queries of one head in registers, and the block's four warps stream the keys, 64 at
 // a time, through shared memory. Scores are products of mma.sync. Of positions, a lane keeps the
 // best of its own columns, and the quad of lanes that has a row compares at the end.
+#include <algorithm>
+
 #include "ops/attention/passes/choice.h"
 #include "ops/cuda/attention.cuh"
 #include "ops/cuda/fragment.cuh"
@@ -14,7 +16,7 @@ constexpr int kQueries = 32 * kWarps;
 constexpr int kPart = 64;               // keys in shared memory at a time, of which there are two
 using Scores = float[2][kPart / 8][4];  // rows of two products of 16
 
-// Whether x is preferred to y whatever their positions: NaN is larger than every number.
+// NaN is larger than every number.
 __device__ bool is_larger(float x, float y) { return !(x <= y) && !isnan(y); }
 
 // The row of a lane's scores, 0 … 3, that element e of product m belongs to.
@@ -37,11 +39,11 @@ __device__ void largest(const Scores& s, float (&of_row)[4]) {
   }
 }
 
-// The best of a lane's four rows.
-struct Best {
+// The largest score of each of a lane's four rows so far, and where it is.
+struct BestOfRows {
   float top[4];
   int index[4];
-  __device__ Best() {
+  __device__ BestOfRows() {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       top[i] = -INFINITY;
@@ -50,7 +52,7 @@ struct Best {
   }
 };
 
-struct BestPosition : Best {
+struct BestPosition : BestOfRows {
   static constexpr bool kChunks = false;
   // Scores of keys from `first` on; of the lane's own columns.
   __device__ void meet(Scores& s, int first) {
@@ -86,7 +88,7 @@ struct BestPosition : Best {
   }
 };
 
-struct BestChunk : Best {
+struct BestChunk : BestOfRows {
   static constexpr bool kChunks = true;
   float high[4];  // the largest score of the chunk so far, of the lane's columns
   float sum[4];   // Σ 2^(scale (score − high))
@@ -245,11 +247,13 @@ const char* why_unsupported(const Top1Choice& c) {
 
 void choose(const Top1Choice& c, Stream stream) {
   check("the choice of Top-1 attention", why_unsupported(c));
+  Top1Choice call = c;
+  call.chunk_size = std::min(c.chunk_size, c.past + c.time);  // there is one chunk then, too
   const int64_t blocks = ceil_div(c.time, kQueries) * c.batch * c.heads;
   with_head_dim(c.head_dim, [&](auto d) {
     launch_kernel(
         c.chunk_size > 0 ? choose_kernel<d(), BestChunk> : choose_kernel<d(), BestPosition>,
-        unsigned(blocks), 32 * kWarps, 0, stream, c, float(c.scale * kLog2eDouble));
+        unsigned(blocks), 32 * kWarps, 0, stream, call, float(c.scale * kLog2eDouble));
   });
 }
 

@@ -74,18 +74,16 @@ at::Tensor from_heads(const at::Tensor& rows, const at::Tensor& like) {
 }
 
 // Rows `index` [N] of x [..., D], [N, 1, D].
-at::Tensor gathered([[maybe_unused]] const at::Tensor& x, const at::Tensor& index) {
-#ifdef ASSAY_CUDA
-  if (x.is_cuda()) {
-    const int64_t columns = x.size(-1);
-    const at::Tensor to = at::empty({index.size(0), 1, columns}, x.options());
-    const c10::DeviceGuard guard(x.device());
-    cuda::gather_rows(data(x), static_cast<const int64_t*>(data(index)), index.size(0),
-                      columns * x.element_size(), data(to), current_stream(x.device()));
-    return to;
-  }
-#endif
-  return x.flatten(0, -2).index_select(0, index).unsqueeze(1);
+at::Tensor gathered(const at::Tensor& x, const at::Tensor& index) {
+  const int64_t columns = x.size(-1);
+  const at::Tensor to = at::empty({index.size(0), 1, columns}, x.options());
+  dispatch(
+      x.device(), [](const auto&) { fail("top1_chunk: FlashAttention-2 needs a GPU"); },
+      [&](auto stream) {
+        cuda::gather_rows(data(x), static_cast<const int64_t*>(data(index)), index.size(0),
+                          columns * x.element_size(), data(to), stream);
+      });
+  return to;
 }
 
 Part own_part(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t chunk_size,

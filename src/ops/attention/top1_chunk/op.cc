@@ -206,11 +206,10 @@ at::Tensor candidates_of(const at::Tensor& selected, int64_t past, int64_t chunk
 
 // The choice where FlashAttention-2 reads the chunks, [B, H, T, top_k].
 at::Tensor choice_for_flash(const Inputs& in, const OptionalTensor& summaries) {
+  const at::Tensor q = aligned_rows(in.q.detach());
+  const at::Tensor k = aligned_rows(in.k.detach());
   const bool exact = in.selection == Selection::exact;
-#ifdef ASSAY_CUDA
-  if (exact && in.top_k == 1) {
-    const at::Tensor q = aligned_rows(in.q.detach());
-    const at::Tensor k = aligned_rows(in.k.detach());
+  if constexpr (kCudaKernels) {
     Top1Choice c{};
     c.batch = q.size(0);
     c.time = q.size(1);
@@ -222,7 +221,7 @@ at::Tensor choice_for_flash(const Inputs& in, const OptionalTensor& summaries) {
     c.scale = in.scale;
     c.q = view(q);
     c.k = view(k);
-    if (!cuda::why_unsupported(c)) {
+    if (exact && in.top_k == 1 && !cuda::why_unsupported(c)) {
       const at::Tensor index =
           at::empty({c.batch, c.heads, c.time, 1}, q.options().dtype(at::kLong));
       c.index = static_cast<int64_t*>(data(index));
@@ -231,9 +230,8 @@ at::Tensor choice_for_flash(const Inputs& in, const OptionalTensor& summaries) {
       return index;
     }
   }
-#endif
-  return top1_chunk_choice(in.q, in.k, in.chunk_size, in.scale, exact ? "exact" : "approx",
-                           in.top_k, summaries);
+  return top1_chunk_choice(q, k, in.chunk_size, in.scale, exact ? "exact" : "approx", in.top_k,
+                           summaries);
 }
 
 }  // namespace

@@ -10,21 +10,6 @@
 
 namespace assay::ops {
 
-#ifndef ASSAY_CUDA
-const char* why_no_flash(const at::Tensor&, const at::Tensor&, const at::Tensor&) {
-  return "was not built";
-}
-Top1ElementOutputs top1_element_flash(const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                                      double, bool) {
-  TORCH_CHECK(false, "built without CUDA kernels");
-}
-std::tuple<at::Tensor, at::Tensor, at::Tensor> top1_element_flash_backward(
-    const at::Tensor&, const at::Tensor&, const at::Tensor&, double, const Top1ElementOutputs&,
-    const at::Tensor&) {
-  TORCH_CHECK(false, "built without CUDA kernels");
-}
-#else
-
 namespace {
 
 Top1Choice describe(const at::Tensor& q, const at::Tensor& k, double scale) {
@@ -41,14 +26,23 @@ Top1Choice describe(const at::Tensor& q, const at::Tensor& k, double scale) {
   return c;
 }
 
+template <class OnCuda>
+void launch(const at::Device& device, OnCuda&& on_cuda) {
+  dispatch(
+      device, [](const auto&) { fail("top1_element: FlashAttention-2 needs a GPU"); }, on_cuda);
+}
+
 }  // namespace
 
 const char* why_no_flash(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
   if (!on_gpu(q.device())) return "takes GPUs of compute capability 8.0 or more";
   if (q.scalar_type() != at::kBFloat16) return "takes bfloat16 only";
-  Top1Choice c = describe(q, k, 1);
-  c.v = view(v);
-  return cuda::why_unsupported(c);
+  if constexpr (kCudaKernels) {
+    Top1Choice c = describe(q, k, 1);
+    c.v = view(v);
+    return cuda::why_unsupported(c);
+  }
+  return "was not built";
 }
 
 Top1ElementOutputs top1_element_flash(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
@@ -61,8 +55,7 @@ Top1ElementOutputs top1_element_flash(const at::Tensor& q, const at::Tensor& k, 
   c.index = static_cast<int64_t*>(data(o.index));
   c.v = view(v);
   c.out = view(o.out);
-  const c10::DeviceGuard guard(q.device());
-  cuda::choose(c, current_stream(q.device()));
+  launch(q.device(), [&](auto stream) { cuda::choose(c, stream); });
   if (with_gradient) {
     const auto softmax = at::_flash_attention_forward_symint(q, k, v, {}, {}, c.time, k.size(1),
                                                              0.0, /*is_causal=*/true,
@@ -92,12 +85,11 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> top1_element_flash_backward(
   args.index = static_cast<int64_t*>(data(outputs.index));
   work.dout = view(dout);
   work.dv = view(dv);
-  const c10::DeviceGuard guard(q.device());
-  const at::Tensor scratch = workspace(cuda::value_gradient_bytes(work), q.device());
-  cuda::value_gradients(work, data(scratch), current_stream(q.device()));
+  launch(q.device(), [&](auto stream) {
+    const at::Tensor scratch = workspace(cuda::value_gradient_bytes(work), q.device());
+    cuda::value_gradients(work, data(scratch), stream);
+  });
   return {std::get<0>(softmax), std::get<1>(softmax), dv};
 }
-
-#endif
 
 }  // namespace assay::ops

@@ -55,17 +55,6 @@ void with_case(const ChunkedForward& args, F&& f) {
   else if (args.u) f(Case<Rule::gla, true>{}, Size<64>{});
   else with_key_dim(args.key_dim, [&](auto size) { f(Case<Rule::gla, false>{}, size); });
 }
-// f(Case, Size, whether there is β or skip): these have kernels of their own, because the registers
-// for them would slow down the others.
-template <class F>
-void with_weights(const ChunkedForward& args, F&& f) {
-  with_case(args, [&](auto which, auto size) {
-    if constexpr (which.kRule == Rule::gla && !which.kBonus)
-      with_constant<false, true>(args.beta.rows.data || args.skip,
-                                 [&](auto weighted) { f(which, size, weighted); });
-    else f(which, size, std::false_type{});
-  });
-}
 // As with_case, for Rule::delta too.
 template <class F>
 void with_rule(const ChunkedForward& args, F&& f) {

@@ -350,6 +350,18 @@ __global__ void __launch_bounds__(kK, (kWeighted ? 512 : 384) / kK)
   }
 }
 
+// f(Case, Size, whether there is β or skip): these have kernels of their own, because the registers
+// for them would slow down the others.
+template <class F>
+void with_weights(const ChunkedForward& args, F&& f) {
+  with_case(args, [&](auto which, auto size) {
+    if constexpr (which.kRule == Rule::gla && !which.kBonus)
+      with_constant<false, true>(args.beta.rows.data || args.skip,
+                                 [&](auto weighted) { f(which, size, weighted); });
+    else f(which, size, std::false_type{});
+  });
+}
+
 }  // namespace
 
 void gradients(const ChunkedBackward& bwd, const Pass& task, Stream stream) {

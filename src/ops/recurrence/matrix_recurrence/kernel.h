@@ -99,7 +99,7 @@ struct ChunkedForward {
   // in  [B, T, ·, K]  bf16, Rule::dplr
   HeadView a;
   HeadView b;
-  // in  [B, T, H, 1]  of Rule::delta; of Rule::gla without u, which then writes β k vᵀ
+  // in  [B, T, H, 1]  of Rule::delta; of Rule::gla with scalar decays, which then writes β k vᵀ
   HeadView beta;
   HeadView log_decay;  // in  [B, T, H, decay_dim]  ≤ 0, −∞ is exact; absent: 0
   DType decay_dtype;   //     f32 or, where decay_dim is key_dim, bf16
@@ -107,7 +107,7 @@ struct ChunkedForward {
   const void* u;       // in  [H, K] or null
   DType beta_dtype = DType::f32;
   DType u_dtype = DType::f32;
-  const float* skip;           // in  [H] or null: out += skip v; of Rule::gla without u
+  const float* skip;           // in  [H] or null: out += skip v; of Rule::gla with scalar decays
   const float* initial_state;  // in  [B, H, K, V] or null
   void* out;                   // out [B, T, H, V]  bf16
   float* final_state;          // out [B, H, K, V]
