@@ -19,7 +19,10 @@ class Server:
             if not line:
                 raise RuntimeError(f"assay serve ended with code {self.process.wait()}")
             text += line
-        self.url, self.port = json.loads(text)["url"], json.loads(text)["port"]
+        started = json.loads(text)
+        if "url" not in started:  # the program has said why
+            raise RuntimeError(f"assay serve ended with code {self.process.wait()}")
+        self.url, self.port = started["url"], started["port"]
         while wait and self.status("/health") == 503:
             time.sleep(0.02)
 

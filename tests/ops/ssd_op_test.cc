@@ -70,7 +70,7 @@ TEST(SsdOp, SingleAndHalfPrecision) {
   EXPECT_EQ(state.scalar_type(), at::kFloat);
 }
 
-// On GPUs other than Hopper, Δ x and the output without D x are rounded to bf16, too.
+// On GPUs other than Hopper, q and k times their decays are rounded to bf16, too.
 double bf16_tolerance() { return on_hopper(at::kCUDA) ? 1e-2 : 1.5e-2; }
 
 TEST(SsdOp, OnCudaEqualsItsTwin) {
