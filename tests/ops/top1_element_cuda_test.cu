@@ -288,7 +288,9 @@ Top1Choice choice_of(const Top1ElementForward& p) {
 }
 
 // The kernels for GPUs other than Hopper.
-TEST_P(Top1ElementCuda, ChoiceAndValueGradientsAloneEqualFloat64) {
+class ElementChoiceCuda : public testing::TestWithParam<Case> {};
+
+TEST_P(ElementChoiceCuda, AndValueGradientsEqualFloat64AndThemselves) {
   if (!gpu_is_seen()) GTEST_SKIP() << "no CUDA device found";
   const Case c = GetParam();
   Device device(c);
@@ -333,6 +335,7 @@ std::vector<Case> cases() {
   return out;
 }
 INSTANTIATE_TEST_SUITE_P(Shapes, Top1ElementCuda, testing::ValuesIn(cases()));
+INSTANTIATE_TEST_SUITE_P(Shapes, ElementChoiceCuda, testing::ValuesIn(cases()));
 
 // A query whose scores hold a NaN gives NaN; every other one what it gives without.
 TEST(Top1ElementCudaNan, StaysInItsRow) {
@@ -361,7 +364,7 @@ TEST(Top1ElementCudaNan, StaysInItsRow) {
 }
 
 // The same of the kernel for other GPUs, with a NaN in a key as well: all later queries see it.
-TEST(Top1ElementCudaNan, StaysInRowsOfTheChoiceAlone) {
+TEST(ElementChoiceCudaNan, StaysInItsRows) {
   if (!gpu_is_seen()) GTEST_SKIP() << "no CUDA device found";
   const Case c{1, 300, 0, 1, 1, 64};
   Device device(c);
