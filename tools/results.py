@@ -151,7 +151,7 @@ def ranks(row):
     return str(row["ranks"] or "one process")
 
 
-# Of tools/scaling
+# Columns of tools/scaling
 SCALING_COLUMNS = {
     "ranks": ranks,
     "relative to one rank": lambda row: optional(row.get("efficiency")),
@@ -165,7 +165,7 @@ def generation(key):
     return lambda row: figure(row["generation"][key])
 
 
-# Of `assay bench models --decode B --prompt T --generate N`
+# Columns of `assay bench models --decode B --prompt T --generate N`
 GENERATION_COLUMNS = {
     "prompts, s": generation("prompt_seconds"),
     "generation, s": generation("seconds"),
@@ -183,7 +183,7 @@ def share_of_loop(key):
     return lambda row: f"{row[key] / row['loop_tokens_per_second']:.2f}"
 
 
-# Of tools/serve-speed
+# Columns of tools/serve-speed
 SERVED_COLUMNS = {
     "loop of `assay generate`": thousands("loop_tokens_per_second"),
     "`assay serve`": thousands("served_tokens_per_second"),
@@ -193,7 +193,7 @@ SERVED_COLUMNS = {
 }
 
 
-# Of `assay bench attention`
+# Columns of `assay bench attention`
 ATTENTION_COLUMNS = {
     "forward, ms": lambda row: figure(1e3 * row["forward"]),
     "backward, ms": lambda row: figure(1e3 * row["backward"]),
@@ -235,13 +235,13 @@ def with_ratios(document):
     speeds = {row.get("model"): row.get("tokens_per_second") for row in rows}
     reference = speeds.get(document.get("reference"))
     generations = {row.get("model"): row.get("generation") for row in rows}
+    generated = generations.get(document.get("reference"))
     both = {(row.get("form"), row.get("time")): seconds_of(row) for row in rows}
     for row in rows:
         if reference and row.get("tokens_per_second"):
             row["relative"] = row["tokens_per_second"] / reference
-        generated = generations.get(document.get("reference"))
-        if generated:
-            for key, name in (("seconds", "generation"), ("total_seconds", "both")):
+        if generated and row.get("generation"):
+            for key, name in (("seconds", "generation"), ("total_seconds", "with prompts")):
                 row[f"{name}, × {document['reference']}"] = generated[key] / row["generation"][key]
         cudnn = both.get(("full cudnn", row.get("time")))
         if cudnn:

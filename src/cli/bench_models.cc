@@ -2,6 +2,7 @@
 #include "cli/bench_models.h"
 
 #include <cmath>
+#include <cstdlib>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>

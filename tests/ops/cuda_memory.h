@@ -40,6 +40,19 @@ struct Memory {
   }
 };
 
+// Runs `work` twice: both runs must leave the same bytes in the memory that they write.
+void expect_equal_runs(const auto& work, const std::vector<const Memory*>& written) {
+  std::vector<std::vector<unsigned char>> first;
+  for (int run = 0; run < 2; ++run) {
+    work();
+    must(cudaDeviceSynchronize());
+    std::vector<std::vector<unsigned char>> bytes;
+    for (const Memory* memory : written) bytes.push_back(memory->bytes());
+    if (run == 0) first = bytes;
+    else EXPECT_EQ(first, bytes) << "two runs differ";
+  }
+}
+
 inline size_t size_of(DType dtype) { return dtype == DType::f64 ? 8 : dtype == DType::f32 ? 4 : 2; }
 inline DType real_of(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
 inline double tolerance(DType dtype) {

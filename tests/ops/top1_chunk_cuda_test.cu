@@ -272,18 +272,13 @@ TEST_P(Top1ChunkCuda, EqualsFloat64AndItself) {
                             device.dv.view()};
   const Memory forward_scratch(cuda::workspace_bytes(p));
   const Memory scratch(cuda::workspace_bytes(g));
-  std::vector<std::vector<unsigned char>> first;
-  for (int run = 0; run < 2; ++run) {
-    cuda::top1_chunk(p, forward_scratch.data, nullptr);
-    cuda::top1_chunk(g, scratch.data, nullptr);
-    must(cudaDeviceSynchronize());
-    std::vector<std::vector<unsigned char>> bytes{device.selected.bytes()};
-    for (const Sequence* s : {&device.out, &device.dq, &device.dk, &device.dv,
-                              static_cast<Sequence*>(&device.logsumexp)})
-      bytes.push_back(s->memory.bytes());
-    if (run == 0) first = bytes;
-    else EXPECT_EQ(first, bytes) << "two runs differ";
-  }
+  expect_equal_runs(
+      [&] {
+        cuda::top1_chunk(p, forward_scratch.data, nullptr);
+        cuda::top1_chunk(g, scratch.data, nullptr);
+      },
+      {&device.selected, &device.out.memory, &device.dq.memory, &device.dk.memory,
+       &device.dv.memory, &device.logsumexp.memory});
   const std::vector<int64_t> selected = device.choices();
   if (!c.forced) model.check_choice(selected);
   model.run(selected);

@@ -224,19 +224,13 @@ TEST_P(Top1ElementCuda, EqualsFloat64AndItself) {
                               device.dv.view()};
   const Memory forward_scratch(cuda::workspace_bytes(p));
   const Memory scratch(cuda::workspace_bytes(g));
-  std::vector<std::vector<unsigned char>> first;
-  for (int run = 0; run < 2; ++run) {
-    cuda::top1_element(p, forward_scratch.data, nullptr);
-    cuda::top1_element(g, scratch.data, nullptr);
-    must(cudaDeviceSynchronize());
-    std::vector<std::vector<unsigned char>> bytes{device.index.bytes()};
-    for (const Sequence* s :
-         {&device.out, &device.dq, &device.dk, &device.dv, static_cast<Sequence*>(&device.soft),
-          static_cast<Sequence*>(&device.logsumexp)})
-      bytes.push_back(s->memory.bytes());
-    if (run == 0) first = bytes;
-    else EXPECT_EQ(first, bytes) << "two runs differ";
-  }
+  expect_equal_runs(
+      [&] {
+        cuda::top1_element(p, forward_scratch.data, nullptr);
+        cuda::top1_element(g, scratch.data, nullptr);
+      },
+      {&device.index, &device.out.memory, &device.dq.memory, &device.dk.memory, &device.dv.memory,
+       &device.soft.memory, &device.logsumexp.memory});
   const std::vector<int64_t> index = device.choices();
   model.run(index);
   if (HasFatalFailure()) return;
@@ -299,16 +293,12 @@ TEST_P(ElementChoiceCuda, AndValueGradientsEqualFloat64AndThemselves) {
   const Top1ElementForward p = device.forward(c, model.scale());
   const Top1ElementBackward g{p, device.dout.view(), {}, {}, device.dv.view()};
   const Memory scratch(cuda::value_gradient_bytes(g));
-  std::vector<std::vector<unsigned char>> first;
-  for (int run = 0; run < 2; ++run) {
-    cuda::choose(choice_of(p), nullptr);
-    cuda::value_gradients(g, scratch.data, nullptr);
-    must(cudaDeviceSynchronize());
-    const std::vector<std::vector<unsigned char>> bytes{
-        device.index.bytes(), device.out.memory.bytes(), device.dv.memory.bytes()};
-    if (run == 0) first = bytes;
-    else EXPECT_EQ(first, bytes) << "two runs differ";
-  }
+  expect_equal_runs(
+      [&] {
+        cuda::choose(choice_of(p), nullptr);
+        cuda::value_gradients(g, scratch.data, nullptr);
+      },
+      {&device.index, &device.out.memory, &device.dv.memory});
   const std::vector<int64_t> index = device.choices();
   model.run(index);
   if (HasFatalFailure()) return;
@@ -363,7 +353,7 @@ TEST(Top1ElementCudaNan, StaysInItsRow) {
   }
 }
 
-// The same of the kernel for other GPUs, with a NaN in a key as well: all later queries see it.
+// On other GPUs, too: NaN in a query stays in its row, and NaN in a key reaches all later rows.
 TEST(ElementChoiceCudaNan, StaysInItsRows) {
   if (!gpu_is_seen()) GTEST_SKIP() << "no CUDA device found";
   const Case c{1, 300, 0, 1, 1, 64};

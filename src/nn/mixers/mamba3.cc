@@ -18,6 +18,7 @@
 #include "nn/mixer.h"
 #include "ops/core/split.h"
 #include "ops/recurrence/linear_attention/linear_attention.h"
+#include "ops/recurrence/matrix_recurrence/kernel.h"
 #include "ops/rowwise/mamba3_elements/mamba3_elements.h"
 
 namespace assay::nn {
@@ -113,7 +114,8 @@ struct Mamba3 final : ProjectedMixer {
   std::tuple<at::Tensor, at::Tensor> states(const at::Tensor& B, const at::Tensor& C,
                                             const at::Tensor& written, const at::Tensor& log_decay,
                                             const at::Tensor& past, const State& state) const {
-    constexpr int64_t kFewSteps = 7;  // with one more they still take one pass over the state
+    // With one more they still take one pass over the state.
+    constexpr int64_t kFewSteps = ops::cuda::kMaxDecodeSteps - 1;
     const std::optional<at::Tensor> first = state.find("S");
     if (!first) return ops::simple_gla(C, B, written, log_decay, 1);
     // The write that the step before these left to them.

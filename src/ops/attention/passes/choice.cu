@@ -1,6 +1,7 @@
 // A warp has 32 queries of one head in registers, and the block's four warps stream the keys, 64 at
-// a time, through shared memory. Scores are products of mma.sync. Of positions, a lane keeps the
-// best of its own columns, and the quad of lanes that has a row compares at the end.
+// a time, through shared memory. Scores are products of mma.sync. A lane keeps the best position in
+// its own columns, and the quad of lanes that has a row compares them at the end; chunks are
+// compared as soon as they end.
 #include <algorithm>
 
 #include "ops/attention/passes/choice.h"
@@ -54,7 +55,7 @@ struct BestOfRows {
 
 struct BestPosition : BestOfRows {
   static constexpr bool kChunks = false;
-  // Scores of keys from `first` on; of the lane's own columns.
+  // Scores of keys from `first` on, in the lane's own columns.
   __device__ void meet(Scores& s, int first) {
     float high[4];
     largest(s, high);

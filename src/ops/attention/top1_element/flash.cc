@@ -9,20 +9,26 @@
 #include "ops/core/tensors.h"
 
 namespace assay::ops {
-
 namespace {
 
-Top1Choice describe(const at::Tensor& q, const at::Tensor& k, double scale) {
-  Top1Choice c{};
-  c.batch = q.size(0);
-  c.time = q.size(1);
-  c.past = k.size(1) - c.time;
-  c.heads = q.size(2);
-  c.kv_heads = k.size(2);
-  c.head_dim = q.size(3);
+// The sizes of a call as a Top1Choice or a Top1ElementForward.
+template <class Call>
+Call sizes_of(const at::Tensor& q, const at::Tensor& k) {
+  Call call{};
+  call.batch = q.size(0);
+  call.time = q.size(1);
+  call.past = k.size(1) - call.time;
+  call.heads = q.size(2);
+  call.kv_heads = k.size(2);
+  call.head_dim = q.size(3);
+  return call;
+}
+Top1Choice describe(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale) {
+  auto c = sizes_of<Top1Choice>(q, k);
   c.scale = scale;
   c.q = view(q);
   c.k = view(k);
+  c.v = view(v);
   return c;
 }
 
@@ -37,11 +43,7 @@ void launch(const at::Device& device, OnCuda&& on_cuda) {
 const char* why_no_flash(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
   if (!on_gpu(q.device())) return "takes GPUs of compute capability 8.0 or more";
   if (q.scalar_type() != at::kBFloat16) return "takes bfloat16 only";
-  if constexpr (kCudaKernels) {
-    Top1Choice c = describe(q, k, 1);
-    c.v = view(v);
-    return cuda::why_unsupported(c);
-  }
+  if constexpr (kCudaKernels) return cuda::why_unsupported(describe(q, k, v, 1));
   return "was not built";
 }
 
@@ -51,9 +53,8 @@ Top1ElementOutputs top1_element_flash(const at::Tensor& q, const at::Tensor& k, 
                        at::empty({q.size(0), q.size(2), q.size(1)}, q.options().dtype(at::kLong)),
                        {},
                        {}};
-  Top1Choice c = describe(q, k, scale);
+  Top1Choice c = describe(q, k, v, scale);
   c.index = static_cast<int64_t*>(data(o.index));
-  c.v = view(v);
   c.out = view(o.out);
   launch(q.device(), [&](auto stream) { cuda::choose(c, stream); });
   if (with_gradient) {
@@ -74,15 +75,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> top1_element_flash_backward(
       dout, q, k, v, outputs.soft, outputs.logsumexp, {}, {}, q.size(1), k.size(1), 0.0,
       /*is_causal=*/true, no_dropout, no_dropout, scale);
   const at::Tensor dv = gradient_memory(v);
-  Top1ElementBackward work{};
-  Top1ElementForward& args = work.forward;
-  args.batch = q.size(0);
-  args.time = q.size(1);
-  args.past = k.size(1) - args.time;
-  args.heads = q.size(2);
-  args.kv_heads = k.size(2);
-  args.head_dim = q.size(3);
-  args.index = static_cast<int64_t*>(data(outputs.index));
+  Top1ElementBackward work{.forward = sizes_of<Top1ElementForward>(q, k)};
+  work.forward.index = static_cast<int64_t*>(data(outputs.index));
   work.dout = view(dout);
   work.dv = view(dv);
   launch(q.device(), [&](auto stream) {

@@ -221,7 +221,7 @@ __global__ void __launch_bounds__(32 * kWarps, 3)
   }
 }
 
-// With one decay per step and head, or none, a score is one product: a warp's memory.
+// A warp's memory where steps have one decay per head, or none. A score is one product then.
 template <int kK>
 struct ScalarSmem {
   static constexpr int kRow = kK + 8;

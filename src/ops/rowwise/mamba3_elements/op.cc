@@ -58,10 +58,10 @@ struct RotateFunction : torch::autograd::Function<RotateFunction> {
                               const at::Tensor& angle) {
     const Chunks chunks(steps.size(1));
     const at::Tensor sums = at::matmul(chunks.of(steps).mT(), chunks.of(turns));
-    // Sums over many chunks lose digits in float32.
     const auto modulo = [&](const at::Tensor& x) {
       return x.remainder(2 * std::numbers::pi).to(angle.scalar_type());
     };
+    // Sums are in float64, because those over many chunks lose digits in float32.
     if (chunks.count == 1)
       return at::stack({angle, modulo(sums.squeeze(1).to(at::kDouble) + angle)}, 1);
     const at::Tensor all = at::cat({angle.unsqueeze(1), sums}, 1).to(at::kDouble);
