@@ -1,6 +1,6 @@
 #pragma once
-// PTX instructions for sm_90a that CUDA C++ has no function for. Each wrapper has the name of its
-// instruction. wgmma is in wgmma.cuh.
+// PTX instructions that CUDA C++ has no function for, or only for GPUs from Hopper on. Each wrapper
+// has the name of its instruction. wgmma is in wgmma.cuh.
 #include <cuda.h>
 
 #include "ops/cuda/types.cuh"
@@ -188,5 +188,25 @@ __device__ inline void griddep_wait() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
+
+// Barriers of a cluster of blocks, and memory of its first block. In code for compute_80, every
+// block is a cluster of its own.
+#if __CUDA_ARCH__ >= 900
+__device__ inline void cluster_arrive() { __cluster_barrier_arrive(); }
+__device__ inline void cluster_arrive_relaxed() { __cluster_barrier_arrive_relaxed(); }
+__device__ inline void cluster_wait() { __cluster_barrier_wait(); }
+template <class T>
+__device__ T* in_first_block(T* shared) {
+  return static_cast<T*>(__cluster_map_shared_rank(shared, 0));
+}
+#else
+__device__ inline void cluster_arrive() {}
+__device__ inline void cluster_arrive_relaxed() {}
+__device__ inline void cluster_wait() { __syncthreads(); }
+template <class T>
+__device__ T* in_first_block(T* shared) {
+  return shared;
+}
+#endif
 
 }  // namespace assay::ops::cuda

@@ -1,7 +1,9 @@
 // Decode attention on CUDA. The keys of a row and head are cut into up to eight parts, one per
 // 256 keys. A cluster of eight blocks has one part per block; where there are many rows and
-// heads, one block has all parts in turn, with the same result. A group of lanes has a key at a
-// time, each lane eight of its numbers, and an online softmax of its own over every n-th key.
+// heads, one block has all parts in turn, with the same result. On GPUs without clusters, eight
+// blocks leave their parts in global memory, and join_kernel combines them. A group of lanes has a
+// key at a time, each lane eight of its numbers, and an online softmax of its own over every n-th
+// key.
 //
 //            keys →  0 … S/8     S/8 … 2S/8         … S − 1
 //   row b, head h  [ part 0 ]   [ part 1 ]    …    [ part 7 ]
@@ -170,10 +172,27 @@ __device__ float combine(const Part<kWidth>* parts, int count, int d, float& mos
   return out;
 }
 
-// kLanes · 8 ≥ D. Grid: blocks of a cluster, heads and rows in one dimension.
+// The keys of a row, numbered from the first one that the query sees, and their parts.
+struct KeysOfRow {
+  int position;  // of the new token
+  int skipped;   // keys before the first one
+  int last;      // the number of the new one; negative for a row that is not used
+  int parts;
+  int length;  // of a part
+  __device__ KeysOfRow(const DecodeAttention& args, int64_t row)
+      : position(int(args.positions ? args.positions[row] : args.position)),
+        skipped(args.window > 0 ? max(position + 1 - int(args.window), 0) : 0),
+        last(args.positions ? position - skipped : int(args.length) - 1),
+        parts(max(min((last + kKeys - 1) / kKeys, kParts), 1)),
+        length((last + parts - 1) / parts) {}
+};
+
+// kLanes · 8 ≥ D. Grid: blocks that share the keys, heads and rows in one dimension. The blocks are
+// a cluster, or `apart` [rows, heads, kParts] takes the parts of the keys.
 template <class T, int kLanes>
 __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 3 : 2)
-    decode_kernel(const __grid_constant__ DecodeAttention args, unsigned cluster, int ring_mask) {
+    decode_kernel(const __grid_constant__ DecodeAttention args, unsigned blocks, int ring_mask,
+                  Part<kLanes * kColumns>* apart) {
   constexpr int kGroups = kThreads / kLanes;
   constexpr int kWidth = kLanes * kColumns;
   constexpr int kTile = kGroups * kUnroll;  // keys that a block reads at a time
@@ -181,19 +200,17 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 3 : 2)
   __shared__ Part<kWidth> warps[kWarps];
   __shared__ Part<kWidth> parts[kParts];
   griddep_launch_dependents();
-  __cluster_barrier_arrive_relaxed();  // a block sends its results when all blocks have begun
-  const int block = blockIdx.x % cluster;
+  cluster_arrive_relaxed();  // a block sends its results when all blocks have begun
+  const int block = blockIdx.x % blocks;
   const int d = threadIdx.x;
   const unsigned heads = unsigned(args.heads);
   const unsigned per_kv = heads / unsigned(args.kv_heads);
-  const unsigned head = blockIdx.x / cluster % heads;
+  const unsigned head = blockIdx.x / blocks % heads;
   const unsigned kv = head / per_kv;
   const int64_t D = args.head_dim;
-  const int64_t row = blockIdx.x / cluster / heads;
-  const int position = int(args.positions ? args.positions[row] : args.position);
-  // Keys are numbered from the first one that the query sees. The new one is number `last`.
-  const int skipped = args.window > 0 ? max(position + 1 - int(args.window), 0) : 0;
-  const int last = args.positions ? position - skipped : int(args.length) - 1;
+  const int64_t row = blockIdx.x / blocks / heads;
+  const KeysOfRow keys_of_row(args, row);
+  const auto [position, skipped, last, count, length] = keys_of_row;
   const int group = threadIdx.x / kLanes;
   const int column = threadIdx.x % kLanes * kColumns;
   const bool inside = column < D;
@@ -210,8 +227,6 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 3 : 2)
     if (block == 0 && d < D) out[d] = from_compute<T>(0.f);
     return;
   }
-  const int count = max(min((last + kKeys - 1) / kKeys, kParts), 1);
-  const int length = (last + count - 1) / count;  // keys of a part
   const int64_t stride = args.kv_heads * D;
   const auto place_of = [&](int j) { return ((skipped + j) & ring_mask) * stride; };
 
@@ -245,7 +260,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 3 : 2)
     }
     cp_async_commit_group();
     if (next < next_end) return;
-    next_part += int(cluster);
+    next_part += int(blocks);
     next = next_part * length;
     next_end = end_of(next_part);
   };
@@ -273,7 +288,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 3 : 2)
   for (float& x : query) x *= float(args.scale) * kLog2e;
 
   int slot = 0;
-  for (int part = block; part < count; part += int(cluster)) {
+  for (int part = block; part < count; part += int(blocks)) {
     Softmax softmax;
     const int end = end_of(part);
     for (int base = part * length; base < end; base += kTile) {
@@ -319,23 +334,24 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 3 : 2)
       warp.sum = softmax.sum;
     }
     __syncthreads();
-    if (part == block) __cluster_barrier_wait();
+    if (part == block) cluster_wait();
     if (d < kWidth) {
       float most;
       float sum;
       const float x = combine(warps, kWarps, d, most, sum);
-      auto* const first = static_cast<Part<kWidth>*>(__cluster_map_shared_rank(&parts[part], 0));
-      first->out[d] = x;
+      Part<kWidth>* const to =
+          apart ? apart + (row * heads + head) * kParts + part : in_first_block(&parts[part]);
+      to->out[d] = x;
       if (d == 0) {
-        first->most = most;
-        first->sum = sum;
+        to->most = most;
+        to->sum = sum;
       }
     }
   }
-  if (block >= count) __cluster_barrier_wait();
-  __cluster_barrier_arrive();
-  if (block > 0) return;
-  __cluster_barrier_wait();
+  if (block >= count) cluster_wait();
+  cluster_arrive();
+  if (apart || block > 0) return;
+  cluster_wait();
   if (d >= D) return;
   float most;
   float sum;
@@ -343,40 +359,72 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 3 : 2)
   out[d] = from_compute<T>(x / sum);
 }
 
-// A cluster of one block per row and head where they fill the device. A part of the keys has the
-// same result in any block.
+// A block per head and row.
+template <class T, int kWidth>
+__global__ void __launch_bounds__(kWidth)
+    join_kernel(const __grid_constant__ DecodeAttention args, const Part<kWidth>* apart) {
+  const KeysOfRow keys(args, blockIdx.x / args.heads);
+  const int d = threadIdx.x;
+  if (keys.last < 0 || d >= args.head_dim) return;
+  float most;
+  float sum;
+  const float x = combine(apart + blockIdx.x * int64_t{kParts}, keys.parts, d, most, sum);
+  static_cast<T*>(args.out)[blockIdx.x * args.head_dim + d] = from_compute<T>(x / sum);
+}
+
+int lanes_of(const DecodeAttention& args) {
+  return std::max(int(std::bit_ceil(unsigned(args.head_dim / kColumns))), 4);
+}
+// One block per row and head where they fill the device. A part of the keys has the same result in
+// any block.
+unsigned blocks_of_row(const DecodeAttention& args) {
+  return args.heads * args.rows >= 2 * sm_count() ? 1 : kParts;
+}
+bool has_clusters() { return cuda_target() == CudaTarget::sm_90a; }
+
 template <class T>
-void launch(const DecodeAttention& args, Stream stream) {
-  const auto lanes = std::max(std::bit_ceil(unsigned(args.head_dim / kColumns)), 4u);
+void launch(const DecodeAttention& args, void* workspace, Stream stream) {
   constexpr size_t kRing = kDepth<T> * kUnroll * 2 * kThreads * sizeof(Packed<T>);
   const int ring_mask = args.window > 0 ? int(std::bit_ceil(unsigned(args.window))) - 1 : INT_MAX;
-  const int64_t clusters = args.heads * args.rows;
-  const unsigned cluster = clusters >= 2 * sm_count() ? 1 : kParts;
+  const unsigned blocks = blocks_of_row(args);
+  const auto rows = unsigned(args.heads * args.rows);
   cudaLaunchAttribute attributes[2] = {};
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[0].val.programmaticStreamSerializationAllowed = 1;
   attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim = {cluster, 1, 1};
-  const cudaLaunchConfig_t config{.gridDim = unsigned(cluster * clusters),
+  attributes[1].val.clusterDim = {blocks, 1, 1};
+  const cudaLaunchConfig_t config{.gridDim = blocks * rows,
                                   .blockDim = kThreads,
                                   .dynamicSmemBytes = kRing,
                                   .stream = cuda_stream(stream),
                                   .attrs = attributes,
-                                  .numAttrs = cluster > 1 ? 2u : 1u};
-  with_constant<4, 8, 16, 32>(int(lanes), [&](auto lanes) {
+                                  .numAttrs = !has_clusters() ? 0u
+                                              : blocks > 1    ? 2u
+                                                              : 1u};
+  with_constant<4, 8, 16, 32>(lanes_of(args), [&](auto lanes) {
+    constexpr int kWidth = lanes() * kColumns;
+    static_assert(kRing + (kWarps + kParts) * sizeof(Part<kWidth>) <= kPortableSharedBytes);
     const auto kernel = decode_kernel<T, lanes()>;
+    auto* const apart = static_cast<Part<kWidth>*>(workspace_bytes(args) ? workspace : nullptr);
     allow_shared_memory(kernel, kRing);
-    static_cast<void>(cudaLaunchKernelEx(&config, kernel, args, cluster, ring_mask));
+    static_cast<void>(cudaLaunchKernelEx(&config, kernel, args, blocks, ring_mask, apart));
     check_launch(reinterpret_cast<const void*>(kernel));
+    if (apart) launch_kernel(join_kernel<T, kWidth>, rows, kWidth, 0, stream, args, apart);
   });
 }
 
 }  // namespace
 
-void decode_attention(const DecodeAttention& args, Stream stream) {
+size_t workspace_bytes(const DecodeAttention& args) {
+  if (has_clusters() || blocks_of_row(args) == 1) return 0;
+  const int64_t floats = 2 + lanes_of(args) * kColumns;  // a Part
+  return size_t(args.rows * args.heads * kParts * floats) * sizeof(float);
+}
+
+void decode_attention(const DecodeAttention& args, void* workspace, Stream stream) {
   if (args.rows == 0) return;
-  if (args.dtype == DType::bf16) launch<bf16>(args, stream);
-  else launch<float>(args, stream);
+  if (args.dtype == DType::bf16) launch<bf16>(args, workspace, stream);
+  else launch<float>(args, workspace, stream);
 }
 
 }  // namespace assay::ops::cuda

@@ -52,9 +52,10 @@ struct DecodeAttention {
   void* out;  // out [B, H, D], contiguous
 };
 
-// The bits of a row do not depend on the other rows.
+// The bits of a row do not depend on the other rows. `workspace` is 256-byte aligned.
 namespace cuda {
-void decode_attention(const DecodeAttention& args, Stream stream);
+size_t workspace_bytes(const DecodeAttention& args);
+void decode_attention(const DecodeAttention& args, void* workspace, Stream stream);
 }  // namespace cuda
 
 }  // namespace assay::ops

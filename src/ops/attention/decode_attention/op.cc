@@ -96,7 +96,8 @@ at::Tensor launch([[maybe_unused]] DecodeAttention args, const at::Tensor& q,
     args.norm_scale = pointer(norm_scale);
     args.alibi_slopes = pointer(slopes);
     args.out = data(out);
-    cuda::decode_attention(args, current_stream(q.device()));
+    const at::Tensor scratch = workspace(cuda::workspace_bytes(args), q.device());
+    cuda::decode_attention(args, data(scratch), current_stream(q.device()));
   }
   return out;
 }
@@ -107,7 +108,7 @@ int64_t ring_size(int64_t window) { return int64_t(std::bit_ceil(uint64_t(window
 
 bool decode_attention_serves(const at::TensorOptions& options, int64_t head_dim) {
   const auto dtype = options.dtype().toScalarType();
-  return on_hopper(options.device()) && (dtype == at::kBFloat16 || dtype == at::kFloat) &&
+  return on_gpu(options.device()) && (dtype == at::kBFloat16 || dtype == at::kFloat) &&
          head_dim % 8 == 0 && head_dim <= 256;
 }
 
