@@ -118,10 +118,7 @@ std::tuple<at::Tensor, at::Tensor> taylor_exp_attention(const at::Tensor& q, con
   const auto real = real_dtype(sequence);
   // In bf16 the sums of the tensor cores take a feature with its rounding, as they take
   // every key's number.
-  const bool few = shape.time <= cuda::kMaxDecodeSteps &&
-                   !wants_gradient({q, k, v, or_undefined(initial_state)});
-  const bool has_kernel = few ? on_gpu(q.device()) : on_hopper(q.device());
-  const auto as = has_kernel && F <= cuda::kLargestKey ? sequence : real;
+  const auto as = on_gpu(q.device()) && F <= cuda::kLargestKey ? sequence : real;
   const at::Tensor weights = taylor_exp_weights(shape.key_dim, scale, q.options().dtype(real));
   const Prepare prepare = [=](const std::vector<at::Tensor>& s) {
     const at::Tensor value = s[2].to(as);
