@@ -47,8 +47,19 @@ void expect_equal(const std::vector<at::Tensor>& found, const std::vector<at::Te
     EXPECT_TRUE(at::equal(found[i].cpu(), expected[i].cpu())) << "result " << i;
 }
 
+// torch's FlashAttention-2 and cuBLAS give the same bits twice only if they are told to.
+struct CudaPlacement : testing::Test {
+  CudaPlacement() {
+    ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", 0);
+    at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
+  }
+  ~CudaPlacement() override {
+    at::globalContext().setDeterministicAlgorithms(false, /*warn_only=*/false);
+  }
+};
+
 // The arguments are written late, so an operator on another stream would read the NaN before.
-TEST(CudaPlacement, OperatorsWaitForTheirStream) {
+TEST_F(CudaPlacement, OperatorsWaitForTheirStream) {
   if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
   const Qkv a = random_qkv(kShape).as(at::kBFloat16, at::kCUDA);
   const std::vector<at::Tensor> expected = results(a);
@@ -70,7 +81,7 @@ TEST(CudaPlacement, OperatorsWaitForTheirStream) {
   expect_equal(found, expected);
 }
 
-TEST(CudaPlacement, OperatorsWorkOnTheDeviceOfTheirArguments) {
+TEST_F(CudaPlacement, OperatorsWorkOnTheDeviceOfTheirArguments) {
   if (torch::cuda::device_count() < 2) GTEST_SKIP() << "no CUDA device found, or only one";
   const Qkv a = random_qkv(kShape);
   expect_equal(results(a.as(at::kBFloat16, at::Device(at::kCUDA, 1))),

@@ -5,6 +5,7 @@
 #include <hwy/targets.h>
 #include <torch/torch.h>
 
+#include "ops/attention/window_attention/flash.h"
 #include "ops/attention/window_attention/kernel.h"
 #include "ops/attention/window_attention/window_attention.h"
 #include "ops/buffers.h"
@@ -306,18 +307,18 @@ TEST(WindowAttentionOp, OnCudaEqualsItsReference) {
   }
 }
 
-// The slopes of 6 heads are no powers of two, so they need both parts.
+// The slopes of 6 heads are not powers of two, so they need both parts.
 TEST(WindowAttentionOp, AdditionalColumnsAreAlibi) {
   for (const int64_t window : {-1, 65}) {
     Arguments a = random_arguments({70, 900, 6, 2, 12, window, true});
     a.slopes = a.slopes->detach();
     const Arguments exact = a.exact();
-    const AlibiInputs in = append_alibi(a.q, a.k, a.v, a.scale, *a.slopes);
+    const WindowInputs in = append_slopes({a.q, a.k, a.v, *a.slopes, {}, a.window, a.scale});
     const at::Tensor out = window_attention(in.q, in.k, in.v, a.window, a.scale);
     const at::Tensor expected = window_attention_reference(exact.q, exact.k, exact.v, exact.window,
                                                            exact.scale, exact.slopes);
     EXPECT_LE(error(out.narrow(-1, 0, 12), expected), 1e-12);
-    EXPECT_EQ(out.narrow(-1, 12, kAlibiColumns).abs().max().item<double>(), 0);
+    EXPECT_EQ(out.narrow(-1, 12, 8).abs().max().item<double>(), 0);
     const at::Tensor weights = at::randn(expected.sizes(), at::kDouble);
     const auto actual =
         torch::autograd::grad({(out.narrow(-1, 0, 12) * weights).sum()}, {a.q, a.k, a.v});
@@ -333,35 +334,46 @@ TEST(WindowAttentionOp, ColumnsOfAlibiAreExactInBfloat16) {
   const at::Tensor slopes = at::exp2(-8.0 * at::arange(1, heads + 1, at::kFloat) / double(heads));
   const at::Tensor q = at::zeros({1, 1, heads, 16}, at::kBFloat16);
   const at::Tensor k = at::zeros({1, keys, 1, 16}, at::kBFloat16);
-  const AlibiInputs in = append_alibi(q, k, k, 0.25, slopes);
-  const at::Tensor digits = in.k[0].narrow(-1, 16, kAlibiColumns).squeeze(1).to(at::kDouble);
+  const WindowInputs in = append_slopes({q, k, k, slopes, {}, keys, 0.25});
+  const at::Tensor digits = in.k[0].narrow(-1, 16, 8).squeeze(1).to(at::kDouble);
   const at::Tensor twice = 2 * at::arange(keys, at::kDouble);  // once for each part of a slope
   EXPECT_EQ((digits.sum(-1) - twice).abs().max().item<double>(), 0);
-  const at::Tensor bias = in.q[0][0].narrow(-1, 16, kAlibiColumns).to(at::kDouble);
+  const at::Tensor bias = in.q[0][0].narrow(-1, 16, 8).to(at::kDouble);
   const at::Tensor parts = bias.narrow(-1, 0, 2).sum(-1) * 0.25;
   EXPECT_LE(((parts - slopes).abs() / slopes).max().item<double>(), std::exp2(-16));
 }
 
-TEST(WindowAttentionOp, AlibiWithConstantSlopesOnCudaEqualsItsReference) {
-  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
+void expect_constant_slopes_equal_reference_on_cuda(bool sinks) {
   for (const Shape& shape : {Shape{1, 700, 4, 2, 16, -1, true}, Shape{520, 520, 6, 2, 64, -1, true},
                              Shape{300, 900, 8, 8, 64, 100, true}}) {
-    SCOPED_TRACE(testing::Message() << shape);
+    SCOPED_TRACE(testing::Message() << shape << (sinks ? ", sinks" : ""));
     Arguments a = random_arguments(shape, at::kBFloat16, at::kCUDA);
+    if (sinks) a = with_sinks(a);
     a.slopes = a.slopes->detach();
     const Arguments exact = a.exact();
     const at::Tensor expected = window_attention_reference(exact.q, exact.k, exact.v, exact.window,
-                                                           exact.scale, exact.slopes);
+                                                           exact.scale, exact.slopes, exact.sinks);
     const at::Tensor out = run(a);
-    EXPECT_LE(error(out, expected), 2e-2);
+    // A sink rounds the output once more.
+    const double tolerance = sinks ? 4e-2 : 2e-2;
+    EXPECT_LE(error(out, expected), tolerance);
+    std::vector<at::Tensor> by{a.q, a.k, a.v};
+    std::vector<at::Tensor> exactly{exact.q, exact.k, exact.v};
+    if (sinks) {
+      by.push_back(*a.sinks);
+      exactly.push_back(*exact.sinks);
+    }
     const at::Tensor weights = at::randn(out.sizes(), at::kDouble);
-    const auto actual =
-        torch::autograd::grad({(out * weights.to(out.options())).sum()}, {a.q, a.k, a.v});
+    const auto actual = torch::autograd::grad({(out * weights.to(out.options())).sum()}, by);
     const at::Tensor rounded = weights.to(at::kBFloat16).to(at::kDouble);
-    const auto want =
-        torch::autograd::grad({(expected * rounded).sum()}, {exact.q, exact.k, exact.v});
-    for (size_t i = 0; i < want.size(); ++i) EXPECT_LE(error(actual[i], want[i]), 2e-2) << i;
+    const auto want = torch::autograd::grad({(expected * rounded).sum()}, exactly);
+    for (size_t i = 0; i < want.size(); ++i) EXPECT_LE(error(actual[i], want[i]), tolerance) << i;
   }
+}
+TEST(WindowAttentionOp, AlibiWithConstantSlopesOnCudaEqualsItsReference) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
+  expect_constant_slopes_equal_reference_on_cuda(/*sinks=*/false);
+  expect_constant_slopes_equal_reference_on_cuda(/*sinks=*/true);
 }
 
 TEST(WindowAttentionOp, GradientsAreFiniteDifferences) {

@@ -3,6 +3,7 @@
 #include <torch/torch.h>
 
 #include "ops/attention/window_attention/window_attention.h"
+#include "ops/core/dispatch.h"
 #include "ops/core/tensors.h"
 
 namespace assay::ops {
@@ -23,8 +24,24 @@ struct Problem {
   int64_t window;
   double scale;
   at::ScalarType real;
+  at::ScalarType operand;  // of products, whose sums are real: bf16 where a GPU has it
   int64_t first_position() const { return k.size(1) - q.size(1); }
 };
+
+Problem problem(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& slopes,
+                const Tensor& sinks, const Tensor& decay_sums, int64_t window, double scale) {
+  const at::ScalarType dtype = sequence_dtype({q, k, v});
+  const at::ScalarType real = real_dtype(dtype);
+  const bool half = on_gpu(q.device()) && dtype == at::kBFloat16;
+  return {q, k, v, slopes, sinks, decay_sums, window, scale, real, half ? dtype : real};
+}
+
+// a [B, G, M, K] b [B, G, K, N], real
+Tensor product(const Problem& p, const Tensor& a, const Tensor& b) {
+  if (p.operand == p.real) return a.matmul(b);
+  const auto matrices = [&](const Tensor& x) { return x.to(p.operand).flatten(0, 1); };
+  return at::bmm(matrices(a), matrices(b), p.real).unflatten(0, {a.size(0), a.size(1)});
+}
 
 struct Block {
   // queries [row, row + rows), keys [key, key + keys)
@@ -35,7 +52,7 @@ struct Block {
 };
 
 std::vector<Block> blocks_of(const Problem& p) {
-  constexpr int64_t kScores = 1 << 25;  // in memory at once, a fourth of them in copies
+  constexpr int64_t kScores = 1 << 26;  // in memory at once, a fourth of them in copies
   const int64_t time = p.q.size(1);
   const int64_t sequences = p.q.size(0) * p.q.size(2);
   int64_t rows = 512;
@@ -56,7 +73,7 @@ std::vector<Block> blocks_of(const Problem& p) {
 Tensor rows_of(const Tensor& x, const Block& b, const Problem& p) {
   const int64_t kv_heads = p.k.size(2);
   return x.narrow(1, b.row, b.rows)
-      .to(p.real)
+      .to(p.operand)
       .unflatten(2, {kv_heads, -1})
       .permute({0, 2, 3, 1, 4})
       .flatten(2, 3);
@@ -65,7 +82,7 @@ Tensor rows_back(const Tensor& rows, const Block& b) {  // → [B, rows, H, D]
   return rows.unflatten(2, {-1, b.rows}).permute({0, 3, 1, 2, 4}).flatten(2, 3);
 }
 Tensor keys_of(const Tensor& x, const Block& b, const Problem& p) {  // → [B, Hkv, keys, D]
-  return x.narrow(1, b.key, b.keys).to(p.real).transpose(1, 2);
+  return x.narrow(1, b.key, b.keys).to(p.operand).transpose(1, 2);
 }
 
 Tensor distance(const Block& b, const Problem& p) {  // [rows, keys]
@@ -85,7 +102,7 @@ Tensor log_decays(const Problem& p, const Block& b) {
 // [B, Hkv, H/Hkv · rows, keys]
 Tensor scores(const Problem& p, const Block& b, const Tensor& q, const Tensor& k) {
   const Tensor apart = distance(b, p);
-  Tensor s = q.matmul(k.transpose(-2, -1)).mul_(p.scale).view({q.size(0), -1, b.rows, b.keys});
+  Tensor s = product(p, q, k.transpose(-2, -1)).mul_(p.scale).view({q.size(0), -1, b.rows, b.keys});
   if (p.slopes.defined()) s.sub_(p.slopes.to(p.real).view({-1, 1, 1}) * apart);
   if (p.decay_sums.defined()) s.add_(log_decays(p, b));
   s.masked_fill_((apart < 0).logical_or(apart >= double(p.window)), -INFINITY);
@@ -101,15 +118,8 @@ struct Blocked : torch::autograd::Function<Blocked> {
   static Tensor forward(AutogradContext* ctx, const Tensor& q, const Tensor& k, const Tensor& v,
                         const OptionalTensor& slopes, const OptionalTensor& sinks,
                         const OptionalTensor& decay_sums, int64_t window, double scale) {
-    const Problem p{q,
-                    k,
-                    v,
-                    or_undefined(slopes),
-                    or_undefined(sinks),
-                    or_undefined(decay_sums),
-                    window,
-                    scale,
-                    real_dtype(sequence_dtype({q, k, v}))};
+    const Problem p = problem(q, k, v, or_undefined(slopes), or_undefined(sinks),
+                              or_undefined(decay_sums), window, scale);
     const Tensor out = at::empty_like(q, at::MemoryFormat::Contiguous);
     std::vector<Tensor> logsumexp;
     for (const Block& b : blocks_of(p)) {
@@ -117,7 +127,7 @@ struct Blocked : torch::autograd::Function<Blocked> {
       logsumexp.push_back(s.logsumexp(-1, true));
       if (sinks) logsumexp.back() = at::logaddexp(logsumexp.back(), sinks_of_rows(p, b));
       const Tensor weights = s.sub_(logsumexp.back()).exp_();
-      out.narrow(1, b.row, b.rows).copy_(rows_back(weights.matmul(keys_of(v, b, p)), b));
+      out.narrow(1, b.row, b.rows).copy_(rows_back(product(p, weights, keys_of(v, b, p)), b));
     }
     variable_list saved{q, k, v, p.slopes, p.sinks, p.decay_sums, out};
     saved.insert(saved.end(), logsumexp.begin(), logsumexp.end());
@@ -129,15 +139,8 @@ struct Blocked : torch::autograd::Function<Blocked> {
 
   static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
     const variable_list s = ctx->get_saved_variables();
-    const Problem p{s[0],
-                    s[1],
-                    s[2],
-                    s[3],
-                    s[4],
-                    s[5],
-                    ctx->saved_data["window"].toInt(),
-                    ctx->saved_data["scale"].toDouble(),
-                    real_dtype(sequence_dtype({s[0], s[1], s[2]}))};
+    const Problem p = problem(s[0], s[1], s[2], s[3], s[4], s[5], ctx->saved_data["window"].toInt(),
+                              ctx->saved_data["scale"].toDouble());
     const auto real = p.q.options().dtype(p.real);
     const Tensor dq = at::empty_like(p.q, at::MemoryFormat::Contiguous);
     const Tensor dk = at::zeros(p.k.sizes(), real);
@@ -154,14 +157,14 @@ struct Blocked : torch::autograd::Function<Blocked> {
       const Tensor dout = rows_of(gradients[0], b, p);
       const Tensor logsumexp = s[index++];
       const Tensor weights = scores(p, b, q, k).sub_(logsumexp).exp_();
-      const Tensor product = (dout * out).sum(-1, true);
+      const Tensor delta = (dout.to(p.real) * out).sum(-1, true);
       const auto add = [&](const Tensor& to, const Tensor& x) {
         to.narrow(1, b.key, b.keys).add_(x.transpose(1, 2));
       };
-      add(dv, weights.transpose(-2, -1).matmul(dout));
-      const Tensor ds = dout.matmul(v.transpose(-2, -1)).sub_(product).mul_(weights);
+      add(dv, product(p, weights.transpose(-2, -1), dout));
+      const Tensor ds = product(p, dout, v.transpose(-2, -1)).sub_(delta).mul_(weights);
       if (dsinks.defined())
-        dsinks.sub_(((sinks_of_rows(p, b) - logsumexp).exp() * product)
+        dsinks.sub_(((sinks_of_rows(p, b) - logsumexp).exp() * delta)
                         .view({q.size(0), -1, b.rows})
                         .sum(at::IntArrayRef{0, 2}));
       if (dslopes.defined())
@@ -173,8 +176,8 @@ struct Blocked : torch::autograd::Function<Blocked> {
         dsums.narrow(1, b.key, b.keys).sub_(gradient.sum(2).transpose(1, 2));
       }
       ds.mul_(p.scale);
-      add(dk, ds.transpose(-2, -1).matmul(q));
-      dq.narrow(1, b.row, b.rows).copy_(rows_back(ds.matmul(k), b));
+      add(dk, product(p, ds.transpose(-2, -1), q));
+      dq.narrow(1, b.row, b.rows).copy_(rows_back(product(p, ds, k), b));
     }
     const auto like = [](const Tensor& x, const Tensor& to) {
       return x.defined() ? x.to(to.scalar_type()) : x;

@@ -4,6 +4,7 @@
 
 #include <atomic>
 
+#include "ops/attention/window_attention/flash.h"
 #include "ops/attention/window_attention/kernel.h"
 #include "ops/attention/window_attention/window_attention.h"
 #include "ops/core/dispatch.h"
@@ -19,18 +20,7 @@ constexpr const char* kOp = "window_attention";
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-struct Inputs {
-  // as the kernel wants them; slopes and decay_sums undefined when absent
-  at::Tensor q;
-  at::Tensor k;
-  at::Tensor v;
-  at::Tensor slopes;
-  at::Tensor decay_sums;
-  int64_t window;
-  double scale;
-};
-
-WindowAttentionForward describe(const Inputs& in, const at::Tensor& out,
+WindowAttentionForward describe(const WindowInputs& in, const at::Tensor& out,
                                 const at::Tensor& logsumexp) {
   WindowAttentionForward p{kernel_dtype(in.q.scalar_type()),
                            in.q.size(0),
@@ -83,34 +73,48 @@ at::Tensor gradient_of_sinks(const at::Tensor& sinks, const at::Tensor& logsumex
   return -(weight * product.transpose(1, 2)).sum(at::IntArrayRef{0, 2});
 }
 
+// out and logsumexp, by a kernel of this folder.
+std::tuple<at::Tensor, at::Tensor> by_own_kernel(const WindowInputs& in) {
+  const at::Tensor out = at::empty(in.q.sizes(), in.q.options());
+  const at::Tensor logsumexp =
+      at::empty({in.q.size(0), in.q.size(2), in.q.size(1)}, real_options(in.q));
+  launch(describe(in, out, logsumexp), in.q.device());
+  return {out, logsumexp};
+}
+
 struct WindowAttention : torch::autograd::Function<WindowAttention> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& q, const at::Tensor& k,
                             const at::Tensor& v, const OptionalTensor& slopes,
                             const OptionalTensor& sinks, const OptionalTensor& decay_sums,
-                            int64_t window, double scale) {
-    const Inputs in{q, k, v, or_undefined(slopes), or_undefined(decay_sums), window, scale};
-    const at::Tensor out = at::empty(q.sizes(), q.options());
-    const at::Tensor logsumexp = at::empty({q.size(0), q.size(2), q.size(1)}, real_options(q));
-    launch(describe(in, out, logsumexp), q.device());
+                            int64_t window, double scale, bool flash) {
+    const WindowInputs in{q, k, v, or_undefined(slopes), or_undefined(decay_sums), window, scale};
+    const auto [out, logsumexp] = flash ? window_attention_flash(in) : by_own_kernel(in);
     if (sinks) add_sinks(out, logsumexp, *sinks);
     ctx->save_for_backward(
         {q, k, v, in.slopes, in.decay_sums, out, logsumexp, or_undefined(sinks)});
     ctx->saved_data["window"] = window;
     ctx->saved_data["scale"] = scale;
+    ctx->saved_data["flash"] = flash;
     return out;
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
     const variable_list s = ctx->get_saved_variables();
-    const Inputs in{s[0],
-                    s[1],
-                    s[2],
-                    s[3],
-                    s[4],
-                    ctx->saved_data["window"].toInt(),
-                    ctx->saved_data["scale"].toDouble()};
+    const WindowInputs in{s[0],
+                          s[1],
+                          s[2],
+                          s[3],
+                          s[4],
+                          ctx->saved_data["window"].toInt(),
+                          ctx->saved_data["scale"].toDouble()};
     const bool cpu = in.q.is_cpu();
     const at::Tensor dout = aligned_rows(sequence(gradients[0], in.q.scalar_type()));
+    const at::Tensor dsinks =
+        s[7].defined() ? gradient_of_sinks(s[7], s[6], s[5], dout) : at::Tensor();
+    if (ctx->saved_data["flash"].toBool()) {
+      const auto [dq, dk, dv] = window_attention_flash_backward(in, s[5], s[6], dout);
+      return {dq, dk, dv, {}, dsinks, {}, {}, {}, {}};
+    }
     const at::Tensor dq = gradient_memory(in.q);
     const auto of_keys = [&](const at::Tensor& x) {
       return cpu ? at::empty(x.sizes(), real_options(x)) : gradient_memory(x);
@@ -124,9 +128,7 @@ struct WindowAttention : torch::autograd::Function<WindowAttention> {
                                    view(dv), data(dslopes), data(dsums)},
            in.q.device());
     const auto dtype = in.k.scalar_type();
-    const at::Tensor dsinks =
-        s[7].defined() ? gradient_of_sinks(s[7], s[6], s[5], dout) : at::Tensor();
-    return {dq, dk.to(dtype), dv.to(dtype), dslopes, dsinks, dsums, at::Tensor(), at::Tensor()};
+    return {dq, dk.to(dtype), dv.to(dtype), dslopes, dsinks, dsums, {}, {}, {}};
   }
 };
 
@@ -161,10 +163,10 @@ bool constant(const OptionalTensor& slopes) {
 }
 
 std::atomic<bool> own_kernel_chosen = true;  // choose_full_attention()
-bool own_kernel_serves(const Inputs& in) {
+bool own_kernel_serves(const WindowInputs& in) {
+  if (in.q.is_cpu()) return true;
 #ifdef ASSAY_CUDA
-  if (!on_hopper(in.q.device()) || !own_kernel_chosen || !constant(optional(in.slopes)))
-    return false;
+  if (!on_hopper(in.q.device()) || !own_kernel_chosen) return false;
   const c10::DeviceGuard guard(in.q.device());
   return !cuda::why_unsupported(describe(in, {}, {}));
 #else
@@ -172,55 +174,7 @@ bool own_kernel_serves(const Inputs& in) {
 #endif
 }
 
-// torch's fused kernels on CUDA: causal without a window through scaled_dot_product_attention,
-// which picks the faster one; else FlashAttention-2, which knows windows and queries at the end
-// of the keys.
-at::Tensor fused(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t window,
-                 double scale) {
-  const int64_t time = q.size(1);
-  const int64_t size = k.size(1);
-  if (window >= size && time == size)
-    return at::scaled_dot_product_attention(
-               q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), {}, 0.0,
-               /*is_causal=*/time > 1, scale, /*enable_gqa=*/q.size(2) != k.size(2))
-        .transpose(1, 2);
-  const auto before = window < size ? std::optional<c10::SymInt>(window - 1) : std::nullopt;
-  const auto after = window < size ? std::optional<c10::SymInt>(0) : std::nullopt;
-  return std::get<0>(at::_flash_attention_forward_symint(
-      q, k, v, {}, {}, time, size, 0.0, /*is_causal=*/true, false, scale, before, after));
-}
-bool fused_serves(const at::Tensor& q, at::ScalarType dtype, const OptionalTensor& slopes) {
-  const int64_t columns = q.size(3) + (slopes ? kAlibiColumns : 0);
-  return dtype == at::kBFloat16 && constant(slopes) && columns % 8 == 0 && columns <= 256;
-}
-at::Tensor fused_alibi(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                       int64_t window, double scale, const at::Tensor& slopes) {
-  const AlibiInputs in = append_alibi(q, k, v, scale, slopes);
-  return fused(in.q, in.k, in.v, window, scale).narrow(-1, 0, q.size(3));
-}
-
 }  // namespace
-
-AlibiInputs append_alibi(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                         double scale, const at::Tensor& slopes) {
-  const at::Tensor factor = slopes.detach() / scale;
-  const at::Tensor high = factor.to(q.scalar_type());
-  const at::Tensor low = (factor - high).to(q.scalar_type());
-  const at::Tensor none = at::zeros_like(high);
-  const at::Tensor of_q = at::stack({high, low, high, low, high, low, none, none}, -1);  // [H, 8]
-  const at::Tensor j = at::arange(k.size(1), k.options().dtype(at::kLong));
-  const at::Tensor ones = j.bitwise_and(0xff);
-  const at::Tensor middle = j.bitwise_and(0xff00);
-  const at::Tensor rest = j - ones - middle;
-  const at::Tensor zero = at::zeros_like(j);
-  const at::Tensor of_k =
-      at::stack({ones, ones, middle, middle, rest, rest, zero, zero}, -1)  // [S, 8]
-          .to(k.scalar_type());
-  const auto with = [](const at::Tensor& x, const at::Tensor& columns) {
-    return at::cat({x, columns.expand({x.size(0), x.size(1), x.size(2), kAlibiColumns})}, -1);
-  };
-  return {with(q, of_q), with(k, of_k.unsqueeze(1)), at::constant_pad_nd(v, {0, kAlibiColumns})};
-}
 
 at::Tensor window_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                             int64_t window, double scale, const OptionalTensor& alibi_slopes,
@@ -235,13 +189,16 @@ at::Tensor window_attention(const at::Tensor& q, const at::Tensor& k, const at::
   const OptionalTensor slopes = optional(parameter(alibi_slopes, real_dtype(dtype)));
   const OptionalTensor real_sinks = optional(parameter(sinks, real_dtype(dtype)));
   const OptionalTensor sums = optional(parameter(decay_sums, real_dtype(dtype)));
+  const WindowInputs in{qs, ks, vs, or_undefined(slopes), or_undefined(sums), window, scale};
+  const auto by = [&](bool flash) {
+    return WindowAttention::apply(qs, ks, vs, slopes, real_sinks, sums, window, scale, flash);
+  };
+  // No kernel on GPUs gives slopes a gradient.
+  const bool serves = q.is_cpu() || constant(slopes);
   at::Tensor out;
-  if (q.is_cpu() ||
-      own_kernel_serves({qs, ks, vs, or_undefined(slopes), or_undefined(sums), window, scale}))
-    out = WindowAttention::apply(qs, ks, vs, slopes, real_sinks, sums, window, scale);
-  else if (q.is_cuda() && !sinks && !sums && fused_serves(q, dtype, slopes))
-    out =
-        slopes ? fused_alibi(qs, ks, vs, window, scale, *slopes) : fused(qs, ks, vs, window, scale);
+  if (serves && own_kernel_serves(in)) out = by(/*flash=*/false);
+  else if (serves && flash_serves(in))
+    out = slopes || sinks ? by(/*flash=*/true) : window_attention_fused(in);
   else out = window_attention_blocked(qs, ks, vs, window, scale, slopes, real_sinks, sums);
   return out.to(q.scalar_type());
 }
@@ -266,7 +223,7 @@ const bool registered_path = register_paths(
                              : "") +
         "torch's FlashAttention-2 for bfloat16 and a head_dim that 8 divides, up to 256; "
         "else, and if ALiBi's slopes have a gradient, composed from tensor arithmetic; "
-        "sinks and decays without FlashAttention-2",
+        "decays without FlashAttention-2",
     /*cuda_numerics=*/1, /*cpu_numerics=*/2);
 TORCH_LIBRARY_FRAGMENT(assay, m) {
   register_operator(m,

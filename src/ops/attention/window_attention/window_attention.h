@@ -39,21 +39,6 @@ at::Tensor window_attention_blocked(const at::Tensor& q, const at::Tensor& k, co
                                     const std::optional<at::Tensor>& sinks = {},
                                     const std::optional<at::Tensor>& decay_sums = {});
 
-// q [B, T, H, D + 8] and k, v [B, S, Hkv, D + 8], in their dtypes, whose attention without slopes
-// has the attention with `slopes` [H] in its first D columns. A row of the softmax does not change
-// when all of its scores change by the same number, so slope · j may replace −slope · (i − j).
-// Columns of q hold slope / scale as the sum of two numbers of q's dtype. Columns of k hold j as
-// the sum of three numbers of at most 8 bits each. So in bf16 the slope has 16 bits, and j is exact
-// up to 2^24. There are gradients for q, k and v.
-struct AlibiInputs {
-  at::Tensor q;
-  at::Tensor k;
-  at::Tensor v;
-};
-inline constexpr int64_t kAlibiColumns = 8;  // six are used; kernels want a multiple of eight
-AlibiInputs append_alibi(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                         double scale, const at::Tensor& slopes);
-
 // Which kernels serve this operator on CUDA from now on, in the whole process: "deterministic"
 // (as in training: the kernels of this folder, and, where they do not serve, torch's choice
 // among those that give the same bits twice), "torch" (torch's choice among all), "cudnn" or
