@@ -271,10 +271,11 @@ def by_size(rows):
 
 
 def by_kernels(rows):
-    """A row for each model, with a column for each target of its kernels ($ASSAY_CUDA_TARGET)."""
+    """A row for each model of the first document, with the speeds of all targets of its kernels
+    ($ASSAY_CUDA_TARGET)."""
     models = {}
     for row in rows:
-        model = models.setdefault(row["model"], {"model": row["model"]})
+        model = models.setdefault(row["model"], row)
         model[row.get("kernels", "sm_90a")] = f"{row['tokens_per_second'] / 1e3:.3g} k"
     return list(models.values())
 

@@ -286,6 +286,70 @@ std::vector<Case> cases() {
 }
 INSTANTIATE_TEST_SUITE_P(Shapes, WindowAttentionCuda, testing::ValuesIn(cases()));
 
+// The gradients of decays alone, from logsumexp and dout · out of the exact softmax.
+class DecayGradientsCuda : public testing::TestWithParam<Case> {};
+
+TEST_P(DecayGradientsCuda, EqualFloat64AndThemselves) {
+  if (!gpu_is_seen()) GTEST_SKIP() << "no CUDA device found";
+  const Case c = GetParam();
+  Device device(c);
+  Model model{c};
+  fill(device, model);
+  model.run();
+  device.logsumexp.set(model.logsumexp);
+  Numbers products(model.logsumexp.size());
+  for (int64_t row = 0; row < int64_t(products.size()); ++row) {
+    const int64_t i = model.query(row / c.time / c.heads, row % c.time, row / c.time % c.heads);
+    products[row] = model.dot(model.out, i, model.dout, i);
+  }
+  Array delta(DType::f32, int64_t(products.size()));
+  delta.set(products);
+  const auto run = [&] {
+    cuda::decay_gradients(device.backward(c), static_cast<const float*>(delta.data()), nullptr);
+    must(cudaDeviceSynchronize());
+  };
+  run();
+  const auto first = device.ddecay_sums.memory.bytes();
+  run();
+  EXPECT_EQ(first, device.ddecay_sums.memory.bytes()) << "two runs differ";
+  // Sums of terms that nearly cancel: a hundredth of what bf16 may change.
+  Numbers slack = model.ddecay_sums_slack;
+  for (double& x : slack) x *= 1e-2;
+  EXPECT_LE(worst_beyond(device.ddecay_sums.values(), model.ddecay_sums, slack), 1e-3);
+}
+
+std::vector<Case> cases_with_decays() {
+  std::vector<Case> out;
+  for (const Case& c : cases())
+    if (c.decays) out.push_back(c);
+  return out;
+}
+INSTANTIATE_TEST_SUITE_P(Shapes, DecayGradientsCuda, testing::ValuesIn(cases_with_decays()));
+
+// A NaN in a key or a value reaches only gradients of its own position and of queries that see it.
+TEST(DecayGradientsCudaNan, ReachesOnlyPositionsThatSeeIt) {
+  if (!gpu_is_seen()) GTEST_SKIP() << "no CUDA device found";
+  const Case c{1, 300, 300, 1, 1, 64, 100, false, 10, 0, true};
+  constexpr int64_t kPosition = 150;
+  for (bool in_key : {true, false}) {
+    Device device(c);
+    Model model{c};
+    fill(device, model);
+    model.run();
+    device.logsumexp.set(model.logsumexp);
+    Array delta(DType::f32, c.time);
+    delta.set(Numbers(c.time));
+    Numbers& spoiled = in_key ? model.k : model.v;
+    for (int64_t d = 0; d < c.head_dim; ++d) spoiled[kPosition * c.head_dim + d] = NAN;
+    (in_key ? device.k : device.v).set(spoiled);
+    cuda::decay_gradients(device.backward(c), static_cast<const float*>(delta.data()), nullptr);
+    must(cudaDeviceSynchronize());
+    const Numbers found = device.ddecay_sums.values();
+    for (int64_t i = 0; i < c.keys; ++i)
+      ASSERT_EQ(std::isnan(found[i]), i >= kPosition && i < kPosition + c.window) << i;
+  }
+}
+
 // A NaN in a key reaches only the queries that see it. One in a value reaches those 64 queries and
 // those 64 values of which one pair sees each other, because a weight of 0 times NaN is NaN.
 TEST(WindowAttentionCudaNan, DoesNotReachQueriesThatDoNotSeeIt) {

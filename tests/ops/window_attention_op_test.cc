@@ -307,25 +307,38 @@ TEST(WindowAttentionOp, OnCudaEqualsItsReference) {
   }
 }
 
+WindowInputs inputs_of(const Arguments& a) {
+  const auto constant = [](const Optional& x) { return x ? x->detach() : at::Tensor(); };
+  return {a.q, a.k, a.v, constant(a.slopes), constant(a.decay_sums), a.window, a.scale};
+}
+// The attention of inputs with additional columns against the reference implementation.
+void expect_columns_equal_biases(const Arguments& a) {
+  const int64_t head_dim = a.q.size(3);
+  const Arguments exact = a.exact();
+  const WindowInputs in = append_biases(inputs_of(a));
+  const int64_t columns = in.q.size(3) - head_dim;
+  EXPECT_EQ(columns % 8, 0);
+  const at::Tensor out = window_attention(in.q, in.k, in.v, a.window, a.scale);
+  const at::Tensor expected = window_attention_reference(
+      exact.q, exact.k, exact.v, exact.window, exact.scale, exact.slopes, {}, exact.decay_sums);
+  EXPECT_LE(error(out.narrow(-1, 0, head_dim), expected), 1e-11);
+  EXPECT_EQ(out.narrow(-1, head_dim, columns).abs().max().item<double>(), 0);
+  const at::Tensor weights = at::randn(expected.sizes(), at::kDouble);
+  const auto actual =
+      torch::autograd::grad({(out.narrow(-1, 0, head_dim) * weights).sum()}, {a.q, a.k, a.v});
+  const auto want =
+      torch::autograd::grad({(expected * weights).sum()}, {exact.q, exact.k, exact.v});
+  for (size_t i = 0; i < want.size(); ++i) EXPECT_LE(error(actual[i], want[i]), 1e-11) << i;
+}
+
 // The slopes of 6 heads are not powers of two, so they need both parts.
 TEST(WindowAttentionOp, AdditionalColumnsAreAlibi) {
-  for (const int64_t window : {-1, 65}) {
-    Arguments a = random_arguments({70, 900, 6, 2, 12, window, true});
-    a.slopes = a.slopes->detach();
-    const Arguments exact = a.exact();
-    const WindowInputs in = append_slopes({a.q, a.k, a.v, *a.slopes, {}, a.window, a.scale});
-    const at::Tensor out = window_attention(in.q, in.k, in.v, a.window, a.scale);
-    const at::Tensor expected = window_attention_reference(exact.q, exact.k, exact.v, exact.window,
-                                                           exact.scale, exact.slopes);
-    EXPECT_LE(error(out.narrow(-1, 0, 12), expected), 1e-12);
-    EXPECT_EQ(out.narrow(-1, 12, 8).abs().max().item<double>(), 0);
-    const at::Tensor weights = at::randn(expected.sizes(), at::kDouble);
-    const auto actual =
-        torch::autograd::grad({(out.narrow(-1, 0, 12) * weights).sum()}, {a.q, a.k, a.v});
-    const auto want =
-        torch::autograd::grad({(expected * weights).sum()}, {exact.q, exact.k, exact.v});
-    for (size_t i = 0; i < want.size(); ++i) EXPECT_LE(error(actual[i], want[i]), 1e-12) << i;
-  }
+  for (const int64_t window : {-1, 65})
+    expect_columns_equal_biases(random_arguments({70, 900, 6, 2, 12, window, true}));
+}
+TEST(WindowAttentionOp, AdditionalColumnsAreDecays) {
+  for (const int64_t kv_heads : {6, 3, 1})
+    expect_columns_equal_biases(with_decays(random_arguments({70, 200, 6, kv_heads, 16, 65})));
 }
 
 TEST(WindowAttentionOp, ColumnsOfAlibiAreExactInBfloat16) {
@@ -334,13 +347,23 @@ TEST(WindowAttentionOp, ColumnsOfAlibiAreExactInBfloat16) {
   const at::Tensor slopes = at::exp2(-8.0 * at::arange(1, heads + 1, at::kFloat) / double(heads));
   const at::Tensor q = at::zeros({1, 1, heads, 16}, at::kBFloat16);
   const at::Tensor k = at::zeros({1, keys, 1, 16}, at::kBFloat16);
-  const WindowInputs in = append_slopes({q, k, k, slopes, {}, keys, 0.25});
+  const WindowInputs in = append_biases({q, k, k, slopes, {}, keys, 0.25});
   const at::Tensor digits = in.k[0].narrow(-1, 16, 8).squeeze(1).to(at::kDouble);
   const at::Tensor twice = 2 * at::arange(keys, at::kDouble);  // once for each part of a slope
   EXPECT_EQ((digits.sum(-1) - twice).abs().max().item<double>(), 0);
   const at::Tensor bias = in.q[0][0].narrow(-1, 16, 8).to(at::kDouble);
   const at::Tensor parts = bias.narrow(-1, 0, 2).sum(-1) * 0.25;
   EXPECT_LE(((parts - slopes).abs() / slopes).max().item<double>(), std::exp2(-16));
+}
+TEST(WindowAttentionOp, ColumnsOfDecaysHave24BitsInBfloat16) {
+  const at::Tensor sums = (-at::rand({1, 5000, 4}, at::kFloat)).cumsum(1);
+  const at::Tensor q = at::zeros({1, 1, 4, 16}, at::kBFloat16);
+  const at::Tensor k = at::zeros({1, 5000, 2, 16}, at::kBFloat16);
+  const WindowInputs in = append_biases({q, k, k, {}, sums, 5000, 0.3});
+  const at::Tensor parts = in.k.narrow(-1, 16, 6).unflatten(-1, {3, 2}).to(at::kDouble);
+  const at::Tensor exact = sums.to(at::kDouble);
+  const at::Tensor apart = parts.sum(3).flatten(2) * -0.3 - exact;
+  EXPECT_LE((apart / exact).abs().max().item<double>(), std::exp2(-22));
 }
 
 void expect_constant_slopes_equal_reference_on_cuda(bool sinks) {

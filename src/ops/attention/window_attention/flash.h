@@ -1,7 +1,7 @@
 #pragma once
 // Window attention by torch's kernels, on GPUs and for sizes that the kernels of this folder do not
-// take. FlashAttention-2 has no bias in its backward pass, so ALiBi is columns of q and k there
-// (README.md).
+// take. FlashAttention-2 has no bias in its backward pass, so ALiBi and decays are columns of q and
+// k there (README.md).
 #include <ATen/core/Tensor.h>
 
 #include <tuple>
@@ -20,16 +20,20 @@ struct WindowInputs {
   double scale;
 };
 
-// q [B, T, H, D + 8] and k, v [B, S, Hkv, D + 8] without slopes, in the dtypes of q, k and v. Their
-// attention has that with slopes in its first D columns. Columns of q hold slope / scale as the sum
-// of two numbers of q's dtype. Columns of k hold j as the sum of three numbers of at most 8 bits
-// each. So in bf16 the slope has 16 bits, and j is exact up to 2^24.
-WindowInputs append_slopes(const WindowInputs& in);
+// q [B, T, H, D + C] and k, v [B, S, Hkv, D + C], in their dtypes, without the slopes or decays of
+// `in`, which has one of them. Their attention has that of the inputs in its first D columns, and C
+// is a multiple of 8.
+//   slopes: q holds slope / scale as the sum of two numbers of its dtype, and k holds j as the sum
+//   of three numbers of at most 8 bits each. In bf16 the slope has 16 bits, and j is exact up to
+//   2^24.
+//   decays: k holds −c / scale of each head that reads it as the sum of three numbers, 24 bits in
+//   bf16.
+WindowInputs append_biases(const WindowInputs& in);
 
-// Whether FlashAttention-2 takes the call. It gives slopes no gradient.
+// Whether FlashAttention-2 takes the call. It gives slopes and decays no gradient.
 bool flash_serves(const WindowInputs& in);
 
-// out [B, T, H, D] without slopes, differentiable: causal without a window through
+// out [B, T, H, D] without slopes and decays, differentiable: causal without a window through
 // scaled_dot_product_attention, which picks the fastest kernel; else by FlashAttention-2, which
 // knows windows and queries at the end of the keys.
 at::Tensor window_attention_fused(const WindowInputs& in);

@@ -68,6 +68,12 @@ size_t workspace_bytes(const WindowAttentionForward&);
 size_t workspace_bytes(const WindowAttentionBackward&);
 void window_attention(const WindowAttentionForward&, void* workspace, Stream);
 void window_attention(const WindowAttentionBackward&, void* workspace, Stream);
+
+// ddecay_sums alone, on GPUs from compute capability 8.0: where the kernels above do not run,
+// torch's FlashAttention-2 computes the other gradients. delta [B, H, T]: dout · out. Reads neither
+// out nor slopes.
+const char* why_no_decay_gradients(const WindowAttentionForward&);
+void decay_gradients(const WindowAttentionBackward&, const float* delta, Stream);
 }  // namespace cuda
 
 }  // namespace assay::ops

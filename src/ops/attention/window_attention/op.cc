@@ -82,6 +82,25 @@ std::tuple<at::Tensor, at::Tensor> by_own_kernel(const WindowInputs& in) {
   return {out, logsumexp};
 }
 
+// FlashAttention-2 would round it to bf16, and errors add up along time.
+at::Tensor gradient_of_decay_sums(const WindowInputs& in, const at::Tensor& out,
+                                  const at::Tensor& logsumexp, const at::Tensor& dout) {
+  const at::Tensor delta = (dout.to(at::kFloat) * out).sum(-1).transpose(1, 2).contiguous();
+  const at::Tensor gradient = at::empty_like(in.decay_sums);
+  WindowAttentionBackward work{describe(in, out, logsumexp), view(dout)};
+  work.ddecay_sums = data(gradient);
+  dispatch(
+      in.q.device(), [](const auto&) { fail("window_attention: FlashAttention-2 needs a GPU"); },
+      [&](auto stream) {
+        cuda::decay_gradients(work, static_cast<const float*>(data(delta)), stream);
+      });
+  return gradient;
+}
+const char* why_no_decay_gradients(const WindowInputs& in) {
+  if constexpr (kCudaKernels) return cuda::why_no_decay_gradients(describe(in, {}, {}));
+  return "were not built";
+}
+
 struct WindowAttention : torch::autograd::Function<WindowAttention> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& q, const at::Tensor& k,
                             const at::Tensor& v, const OptionalTensor& slopes,
@@ -113,7 +132,9 @@ struct WindowAttention : torch::autograd::Function<WindowAttention> {
         s[7].defined() ? gradient_of_sinks(s[7], s[6], s[5], dout) : at::Tensor();
     if (ctx->saved_data["flash"].toBool()) {
       const auto [dq, dk, dv] = window_attention_flash_backward(in, s[5], s[6], dout);
-      return {dq, dk, dv, {}, dsinks, {}, {}, {}, {}};
+      const at::Tensor dsums =
+          in.decay_sums.defined() ? gradient_of_decay_sums(in, s[5], s[6], dout) : at::Tensor();
+      return {dq, dk, dv, {}, dsinks, dsums, {}, {}, {}};
     }
     const at::Tensor dq = gradient_memory(in.q);
     const auto of_keys = [&](const at::Tensor& x) {
@@ -197,8 +218,8 @@ at::Tensor window_attention(const at::Tensor& q, const at::Tensor& k, const at::
   const bool serves = q.is_cpu() || constant(slopes);
   at::Tensor out;
   if (serves && own_kernel_serves(in)) out = by(/*flash=*/false);
-  else if (serves && flash_serves(in))
-    out = slopes || sinks ? by(/*flash=*/true) : window_attention_fused(in);
+  else if (serves && flash_serves(in) && (!sums || !why_no_decay_gradients(in)))
+    out = slopes || sinks || sums ? by(/*flash=*/true) : window_attention_fused(in);
   else out = window_attention_blocked(qs, ks, vs, window, scale, slopes, real_sinks, sums);
   return out.to(q.scalar_type());
 }
@@ -223,7 +244,7 @@ const bool registered_path = register_paths(
                              : "") +
         "torch's FlashAttention-2 for bfloat16 and a head_dim that 8 divides, up to 256; "
         "else, and if ALiBi's slopes have a gradient, composed from tensor arithmetic; "
-        "decays without FlashAttention-2",
+        "decays with FlashAttention-2 for a head_dim of 64, 96 or 128",
     /*cuda_numerics=*/1, /*cpu_numerics=*/2);
 TORCH_LIBRARY_FRAGMENT(assay, m) {
   register_operator(m,
