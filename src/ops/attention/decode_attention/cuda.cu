@@ -209,8 +209,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 3 : 2)
   const unsigned kv = head / per_kv;
   const int64_t D = args.head_dim;
   const int64_t row = blockIdx.x / blocks / heads;
-  const KeysOfRow keys_of_row(args, row);
-  const auto [position, skipped, last, count, length] = keys_of_row;
+  const auto [position, skipped, last, count, length] = KeysOfRow(args, row);
   const int group = threadIdx.x / kLanes;
   const int column = threadIdx.x % kLanes * kColumns;
   const bool inside = column < D;
@@ -393,14 +392,13 @@ void launch(const DecodeAttention& args, void* workspace, Stream stream) {
   attributes[0].val.programmaticStreamSerializationAllowed = 1;
   attributes[1].id = cudaLaunchAttributeClusterDimension;
   attributes[1].val.clusterDim = {blocks, 1, 1};
+  const unsigned attribute_count = !has_clusters() ? 0 : blocks > 1 ? 2 : 1;
   const cudaLaunchConfig_t config{.gridDim = blocks * rows,
                                   .blockDim = kThreads,
                                   .dynamicSmemBytes = kRing,
                                   .stream = cuda_stream(stream),
                                   .attrs = attributes,
-                                  .numAttrs = !has_clusters() ? 0u
-                                              : blocks > 1    ? 2u
-                                                              : 1u};
+                                  .numAttrs = attribute_count};
   with_constant<4, 8, 16, 32>(lanes_of(args), [&](auto lanes) {
     constexpr int kWidth = lanes() * kColumns;
     static_assert(kRing + (kWarps + kParts) * sizeof(Part<kWidth>) <= kPortableSharedBytes);
