@@ -7,6 +7,7 @@
 
 #include <torch/torch.h>
 
+#include "ops/attention/top1_chunk/join.h"
 #include "ops/attention/top1_chunk/kernel.h"
 #include "ops/core/dispatch.h"
 #include "ops/core/tensors.h"
@@ -73,16 +74,22 @@ at::Tensor from_heads(const at::Tensor& rows, const at::Tensor& like) {
   return rows.view({like.size(0), like.size(2), like.size(1), like.size(3)}).transpose(1, 2);
 }
 
+template <class OnCuda>
+void launch(const at::Device& device, OnCuda&& on_cuda) {
+  dispatch(device, [](const auto&) { fail("top1_chunk: FlashAttention-2 needs a GPU"); }, on_cuda);
+}
+
+const int64_t* indices(const at::Tensor& x) { return static_cast<const int64_t*>(data(x)); }
+const float* floats(const at::Tensor& x) { return static_cast<const float*>(data(x)); }
+
 // Rows `index` [N] of x [..., D], [N, 1, D].
 at::Tensor gathered(const at::Tensor& x, const at::Tensor& index) {
   const int64_t columns = x.size(-1);
   const at::Tensor to = at::empty({index.size(0), 1, columns}, x.options());
-  dispatch(
-      x.device(), [](const auto&) { fail("top1_chunk: FlashAttention-2 needs a GPU"); },
-      [&](auto stream) {
-        cuda::gather_rows(data(x), static_cast<const int64_t*>(data(index)), index.size(0),
-                          columns * x.element_size(), data(to), stream);
-      });
+  launch(x.device(), [&](auto stream) {
+    cuda::gather_rows(data(x), indices(index), index.size(0), columns * x.element_size(), data(to),
+                      stream);
+  });
   return to;
 }
 
@@ -99,7 +106,8 @@ struct Chosen {
   at::Tensor order;    // [pairs]: sorted → place
   at::Tensor queries;  // [pairs]: sorted → row of q [B T H, D]
   at::Tensor none;     // [B, T, H, top_k]: whether no chunk was chosen
-  at::Tensor place() const { return std::get<1>(order.to(at::kInt).sort()); }  // place → sorted
+  // place → sorted, [B, T, H, top_k]
+  at::Tensor place() const { return std::get<1>(order.to(at::kInt).sort()).view(none.sizes()); }
 };
 Chosen chosen_part(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                    const at::Tensor& selected, int64_t chunk_size, double scale) {
@@ -127,6 +135,20 @@ Chosen chosen_part(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v
   return {part, order, queries, pairs < 0};
 }
 
+// The sum of rows; out [B, T, H, D].
+RowsToJoin rows_to_join(const at::Tensor& own, const at::Tensor& others, const at::Tensor& place,
+                        const at::Tensor& out) {
+  return {.batch = out.size(0),
+          .time = out.size(1),
+          .heads = out.size(2),
+          .head_dim = out.size(3),
+          .top_k = place.size(3),
+          .own = data(own),
+          .others = data(others),
+          .place = indices(place),
+          .out = data(out)};
+}
+
 struct FlashTop1Chunk : torch::autograd::Function<FlashTop1Chunk> {
   static variable_list forward(AutogradContext* ctx, const at::Tensor& q, const at::Tensor& k,
                                const at::Tensor& v, const at::Tensor& selected, int64_t chunk_size,
@@ -137,22 +159,16 @@ struct FlashTop1Chunk : torch::autograd::Function<FlashTop1Chunk> {
     const PartOutput own = ops::forward(own_part(q, k, v, chunk_size, scale));
     const Chosen chosen = chosen_part(q, k, v, selected, chunk_size, scale);
     const PartOutput other = ops::forward(chosen.part);
+    const at::Tensor out = at::empty(q.sizes(), q.options());
+    const at::Tensor logsumexp = at::empty({batch, heads, time}, own.logsumexp.options());
+    const at::Tensor chunks = selected.contiguous();
     const at::Tensor place = chosen.place();
-    const at::Tensor own_sums = own.logsumexp.view({heads, batch, time}).permute({1, 2, 0});
-    const at::Tensor other_sums = other.logsumexp.flatten()
-                                      .index_select(0, place)
-                                      .view(chosen.none.sizes())
-                                      .masked_fill(chosen.none, -kInfinity);
-    const at::Tensor sums = at::cat({own_sums.unsqueeze(-1), other_sums}, -1);
-    const at::Tensor whole = at::logsumexp(sums, -1, /*keepdim=*/true);  // [B, T, H, 1]
-    const at::Tensor weights = (sums - whole).exp().unsqueeze(-1);
-    const at::Tensor others =
-        gathered(other.out, place).view({batch, time, heads, selected.size(3), q.size(3)});
-    at::Tensor out = own.out.view(q.sizes()) * weights.select(3, 0);
-    for (int64_t i = 0; i < selected.size(3); ++i)
-      out.addcmul_(others.select(3, i), weights.select(3, i + 1));
-    out = out.to(q.scalar_type());
-    const at::Tensor logsumexp = whole.squeeze(-1).transpose(1, 2).contiguous();  // [B, H, T]
+    RowsToJoin parts = rows_to_join(own.out, other.out, place, out);
+    parts.selected = indices(chunks);
+    parts.own_sums = floats(own.logsumexp);
+    parts.other_sums = floats(other.logsumexp);
+    parts.logsumexp = static_cast<float*>(data(logsumexp));
+    launch(q.device(), [&](auto stream) { cuda::join_rows(parts, stream); });
     ctx->save_for_backward({q, k, v, out, logsumexp, selected});
     ctx->saved_data["chunk_size"] = chunk_size;
     ctx->saved_data["scale"] = scale;
@@ -180,13 +196,11 @@ struct FlashTop1Chunk : torch::autograd::Function<FlashTop1Chunk> {
     const at::Tensor of_pairs = sums.flatten().index_select(0, chosen.order).unsqueeze(0);
     const auto [dq_pairs, dk_rows, dv_rows] = ops::backward(
         chosen.part, gathered(dout, chosen.queries), {gathered(out, chosen.queries), of_pairs});
-    const at::Tensor dq_places =
-        gathered(dq_pairs, chosen.place())
-            .view({q.size(0), q.size(1), q.size(2), selected.size(3), q.size(3)});
-    const at::Tensor dq_others =
-        selected.size(3) == 1 ? dq_places.squeeze(3)
-                              : dq_places.sum(at::IntArrayRef{3}, /*keepdim=*/false, at::kFloat);
-    return {(dq.view(q.sizes()) + dq_others).to(q.scalar_type()),
+    const at::Tensor dq_whole = at::empty(q.sizes(), q.options());
+    const at::Tensor place = chosen.place();
+    const RowsToJoin parts = rows_to_join(dq, dq_pairs, place, dq_whole);
+    launch(q.device(), [&](auto stream) { cuda::join_rows(parts, stream); });
+    return {dq_whole,
             dk.view(k.sizes()) + from_heads(dk_rows, k),
             dv.view(k.sizes()) + from_heads(dv_rows, k),
             at::Tensor(),
