@@ -304,14 +304,11 @@ TEST_P(DecayGradientsCuda, EqualFloat64AndThemselves) {
   }
   Array delta(DType::f32, int64_t(products.size()));
   delta.set(products);
-  const auto run = [&] {
-    cuda::decay_gradients(device.backward(c), static_cast<const float*>(delta.data()), nullptr);
-    must(cudaDeviceSynchronize());
-  };
-  run();
-  const auto first = device.ddecay_sums.memory.bytes();
-  run();
-  EXPECT_EQ(first, device.ddecay_sums.memory.bytes()) << "two runs differ";
+  expect_equal_runs(
+      [&] {
+        cuda::decay_gradients(device.backward(c), static_cast<const float*>(delta.data()), nullptr);
+      },
+      {&device.ddecay_sums.memory});
   // Sums of terms that nearly cancel: a hundredth of what bf16 may change.
   Numbers slack = model.ddecay_sums_slack;
   for (double& x : slack) x *= 1e-2;
